@@ -1,0 +1,262 @@
+"""What a symbol, a change, a lifetime, a frame and a reason are.
+
+Addresses are unsigned Python ints; ends are exclusive. Times are CLOCK_MONOTONIC
+nanoseconds. What is not known to the nanosecond is a window ``earliest`` to
+``latest``, both inclusive; an exact time has both equal.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+KERNEL: Final = "kernel"
+MODULE: Final = "module"
+BPF_PROG: Final = "bpf_prog"
+BPF_TRAMPOLINE: Final = "bpf_trampoline"
+BPF_DISPATCHER: Final = "bpf_dispatcher"
+BPF_STRUCT_OPS: Final = "bpf_struct_ops"
+OTHER_BPF: Final = "other_bpf"
+OOL: Final = "ool"
+
+#: The module name the kernel itself gives to everything BPF (kernel/kallsyms.c).
+BPF_MODULE: Final = "[bpf]"
+
+#: How certain a name is. EXACT: no other symbol can have been there. GRACE: the symbol
+#: was unloaded before, but nothing has taken its place and it may still be running.
+#: GAP: changes may have been lost around that time.
+EXACT: Final = "exact"
+GRACE: Final = "grace"
+GAP: Final = "gap"
+
+_IMAGE_PREFIXES: Final = (
+    ("bpf_trampoline_", BPF_TRAMPOLINE),
+    ("bpf_dispatcher_", BPF_DISPATCHER),
+    ("bpf__", BPF_STRUCT_OPS),
+)
+_TAG_DIGITS: Final = frozenset("0123456789abcdef")
+_PROG_PREFIX: Final = "bpf_prog_"
+_TAG_END: Final = len(_PROG_PREFIX) + 16
+
+#: Shown where the kernel announced a BPF symbol without its name (Linux 0108a4e9f358
+#: until 0be9ae5486cd did so for main programs with subprograms).
+UNNAMED_BPF: Final = "[bpf: name unknown]"
+
+
+class Symbol:
+    """A named range of kernel addresses; immutable by convention, compared by value."""
+
+    __slots__ = ("end", "kind", "module", "name", "start")
+
+    def __init__(self, start: int, end: int, name: str, kind: str, module: str | None) -> None:
+        self.start = start
+        self.end = end
+        self.name = name
+        self.kind = kind
+        self.module = module
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Symbol):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"Symbol({self.start:#x}-{self.end:#x} {self.name} {self.module or ''})"
+
+    def _key(self) -> tuple[int, int, str, str, str | None]:
+        return (self.start, self.end, self.name, self.kind, self.module)
+
+
+class Load:
+    """A symbol appeared in the window ``earliest`` to ``latest``.
+
+    ``prog_id`` is the BPF program's id where the source knows it. ``open_ended`` says
+    that ``symbol.end`` is an upper bound only: PERF_RECORD_KSYMBOL gives every image
+    the length 4096, and kallsyms has no lengths at all. ``pid`` and ``comm`` are the
+    loading task's, where known.
+    """
+
+    __slots__ = ("comm", "earliest", "latest", "open_ended", "pid", "prog_id", "symbol")
+
+    def __init__(
+        self,
+        symbol: Symbol,
+        earliest: int,
+        latest: int,
+        prog_id: int | None = None,
+        open_ended: bool = False,
+        pid: int | None = None,
+        comm: str | None = None,
+    ) -> None:
+        self.symbol = symbol
+        self.earliest = earliest
+        self.latest = latest
+        self.prog_id = prog_id
+        self.open_ended = open_ended
+        self.pid = pid
+        self.comm = comm
+
+    def __repr__(self) -> str:
+        return f"Load({self.symbol!r}, {self.earliest}..{self.latest}, id={self.prog_id})"
+
+
+class Unload:
+    """The symbol starting at ``start`` went away in the window ``earliest`` to ``latest``.
+
+    ``name`` and ``prog_id`` narrow down which symbol is meant, where the source knows
+    them; with neither, whatever starts there.
+    """
+
+    __slots__ = ("earliest", "latest", "name", "prog_id", "start")
+
+    def __init__(
+        self,
+        start: int,
+        earliest: int,
+        latest: int,
+        name: str | None = None,
+        prog_id: int | None = None,
+    ) -> None:
+        self.start = start
+        self.earliest = earliest
+        self.latest = latest
+        self.name = name
+        self.prog_id = prog_id
+
+    def __repr__(self) -> str:
+        who = f"{self.name}, id={self.prog_id}"
+        return f"Unload({self.start:#x} {who}, {self.earliest}..{self.latest})"
+
+
+class Loss:
+    """Changes between ``since`` and ``until`` may have been lost; ``count`` if known."""
+
+    __slots__ = ("cause", "count", "since", "until")
+
+    def __init__(self, since: int, until: int, cause: str, count: int | None = None) -> None:
+        self.since = since
+        self.until = until
+        self.cause = cause
+        self.count = count
+
+    def __repr__(self) -> str:
+        return f"Loss({self.since}..{self.until}, {self.cause}, count={self.count})"
+
+
+class Lifetime:
+    """A symbol and when it was there.
+
+    It was loaded in the window ``loaded_earliest`` to ``loaded_latest``. While it is
+    live ``unloaded_earliest`` and ``unloaded_latest`` are None; afterwards they are the
+    window in which it was unloaded.
+    """
+
+    __slots__ = (
+        "comm",
+        "loaded_earliest",
+        "loaded_latest",
+        "open_ended",
+        "pid",
+        "prog_id",
+        "row",
+        "symbol",
+        "unloaded_earliest",
+        "unloaded_latest",
+    )
+
+    def __init__(self, load: Load) -> None:
+        self.symbol = load.symbol
+        self.loaded_earliest = load.earliest
+        self.loaded_latest = load.latest
+        self.unloaded_earliest: int | None = None
+        self.unloaded_latest: int | None = None
+        self.prog_id = load.prog_id
+        self.open_ended = load.open_ended
+        self.pid = load.pid
+        self.comm = load.comm
+        #: The history's row for this lifetime, 0 until it has one.
+        self.row = 0
+
+    def __repr__(self) -> str:
+        unloaded = "" if self.unloaded_latest is None else self.unloaded_latest
+        loaded = f"{self.loaded_earliest}..{self.loaded_latest}"
+        return f"Lifetime({self.symbol!r}, loaded {loaded}, unloaded {unloaded})"
+
+
+class Frame:
+    """One stack entry with its name.
+
+    ``offset`` is ``address - symbol.start``; ``module`` is ``[bpf]``, a module's name,
+    or None for the core image; ``certainty`` is EXACT, GRACE or GAP.
+    """
+
+    __slots__ = ("address", "certainty", "kind", "module", "name", "offset")
+
+    def __init__(
+        self, address: int, name: str, offset: int, module: str | None, kind: str, certainty: str
+    ) -> None:
+        self.address = address
+        self.name = name
+        self.offset = offset
+        self.module = module
+        self.kind = kind
+        self.certainty = certainty
+
+    def __repr__(self) -> str:
+        return f"Frame({self.address:#x} {self.name}+{self.offset:#x} {self.certainty})"
+
+
+class Reason:
+    """Why an address has no name. One object per reason: compare with ``is``."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"Reason({self.text})"
+
+
+UNKNOWN_ADDRESS: Final = Reason("no symbol is known at this address")
+NOT_LOADED: Final = Reason("nothing was loaded at this address at that time")
+AMBIGUOUS: Final = Reason("two symbols followed each other here too closely to tell")
+OUTSIDE_HISTORY: Final = Reason("the history does not cover that time")
+HIDDEN: Final = Reason("kernel addresses are hidden (kptr_restrict or no CAP_SYSLOG)")
+CONTEXT_MARKER: Final = Reason("a perf context marker, not a frame")
+USER_ADDRESS: Final = Reason("a user address")
+
+
+def split_bpf_name(name: str) -> tuple[str, str] | None:
+    """The tag and the program's own name in ``bpf_prog_<16 hex digits>[_<name>]``.
+
+    The name is empty where the kernel gave none. Anything else, also a kernel function
+    such as ``bpf_prog_run``, is None. The grammar is that of bpf_get_prog_name() in
+    kernel/bpf/core.c.
+    """
+    if not name.startswith(_PROG_PREFIX) or len(name) < _TAG_END:
+        return None
+    tag = name[len(_PROG_PREFIX) : _TAG_END]
+    rest = name[_TAG_END:]
+    if not _TAG_DIGITS.issuperset(tag) or (rest and rest[0] != "_"):
+        return None
+    return tag, rest[1:]
+
+
+def bpf_kind(name: str) -> str:
+    """The kind of a symbol that is known to be BPF's, from its name."""
+    if not name or split_bpf_name(name) is not None or name == UNNAMED_BPF:
+        return BPF_PROG
+    for prefix, kind in _IMAGE_PREFIXES:
+        if name.startswith(prefix):
+            return kind
+    return OTHER_BPF
+
+
+def is_image(kind: str) -> bool:
+    """Whether symbols of this kind are generated images, whose lengths perf rounds up."""
+    return kind in (BPF_TRAMPOLINE, BPF_DISPATCHER, BPF_STRUCT_OPS)
