@@ -164,6 +164,7 @@ class Lifetime:
         "prog_id",
         "row",
         "symbol",
+        "unload",
         "unloaded_earliest",
         "unloaded_latest",
     )
@@ -174,6 +175,8 @@ class Lifetime:
         self.loaded_latest = load.latest
         self.unloaded_earliest: int | None = None
         self.unloaded_latest: int | None = None
+        #: The report that ended it, for pairing anew when an older report arrives late.
+        self.unload: Unload | None = None
         self.prog_id = load.prog_id
         self.open_ended = load.open_ended
         self.pid = load.pid
@@ -225,6 +228,7 @@ class Reason:
 UNKNOWN_ADDRESS: Final = Reason("no symbol is known at this address")
 NOT_LOADED: Final = Reason("nothing was loaded at this address at that time")
 AMBIGUOUS: Final = Reason("two symbols followed each other here too closely to tell")
+LOST: Final = Reason("changes around that time may have been lost")
 OUTSIDE_HISTORY: Final = Reason("the history does not cover that time")
 HIDDEN: Final = Reason("kernel addresses are hidden (kptr_restrict or no CAP_SYSLOG)")
 CONTEXT_MARKER: Final = Reason("a perf context marker, not a frame")

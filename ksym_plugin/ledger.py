@@ -1,0 +1,231 @@
+"""Loads and unloads, paired into lifetimes whatever order they arrive in.
+
+Reports of one load may come twice (from the event stream and from a snapshot taken
+meanwhile), an unload before its load (their CPUs' buffers are read in turn), and late
+ones between others. A pairing is therefore never final: a report that arrives late
+takes over what belongs to it, and what it displaces is paired anew. The result does
+not depend on the order of arrival.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from ksym_plugin.places import Places, Track
+from ksym_plugin.symbols import UNNAMED_BPF, Lifetime, Load, Symbol, Unload
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+#: Starts whose unloads are kept for loads still to come, and unloads kept for each.
+_MOST_ORPHANS: Final = 4096
+_MOST_AT_ONE_START: Final = 64
+
+
+class Ledger:
+    """Every lifetime reported, entered in ``places``; ``live`` by start."""
+
+    __slots__ = ("_orphans", "count", "live", "places")
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self.live: dict[int, Lifetime] = {}
+        self._orphans: dict[int, list[Unload]] = {}
+        #: The number of lifetimes entered, ended ones included.
+        self.count = 0
+
+    def load(self, load: Load) -> Lifetime | None:
+        """The lifetime this load began, or narrowed if it was known; None for length 0."""
+        symbol = load.symbol
+        start = symbol.start
+        if symbol.end <= start:
+            return None
+        place = self.places.starts.get(start)
+        if place is None or _clearly_later(load, place.lifetimes[-1]):
+            lifetime = Lifetime(load)
+            self.places.insert(lifetime)
+            self.count += 1
+            self.live[start] = lifetime
+            if start in self._orphans:
+                self._pair_anew(lifetime)
+            return lifetime
+        known = self._same_load(load)
+        if known is not None:
+            self._narrow(known, load)
+            return known
+        lifetime = Lifetime(load)
+        self.places.insert(lifetime)
+        self.count += 1
+        self._pair_anew(lifetime)
+        return lifetime
+
+    def enter(self, lifetime: Lifetime) -> None:
+        """Enter a lifetime as it is, with nothing to pair, as from a history."""
+        start = lifetime.symbol.start
+        self.places.insert(lifetime)
+        self.count += 1
+        if lifetime.unloaded_latest is None and self.places.starts[start].lifetimes[-1] is lifetime:
+            self.live[start] = lifetime
+
+    def unload(self, unload: Unload) -> Lifetime | None:
+        """The lifetime this unload ended; None if it matches nothing (yet)."""
+        place = self.places.starts.get(unload.start)
+        lifetime = None if place is None else self._match(place, unload)
+        if lifetime is None:
+            self._keep_orphan(unload)
+            return None
+        if self.live.get(unload.start) is lifetime:
+            del self.live[unload.start]
+        if lifetime.unloaded_latest is None:
+            lifetime.unloaded_earliest = max(unload.earliest, lifetime.loaded_earliest)
+            lifetime.unloaded_latest = unload.latest
+            lifetime.unload = unload
+            return lifetime
+        displaced = _end_anew(lifetime, unload)
+        if displaced is not None:
+            self.unload(displaced)
+        return lifetime
+
+    def _match(self, place: Track, unload: Unload) -> Lifetime | None:
+        """Whose unload this is: that of the last symbol surely loaded before it.
+
+        Where windows overlap, and of two symbols that followed each other at one start
+        either might be meant, the unload is the first one's.
+        """
+        lifetimes = place.lifetimes
+        last = lifetimes[-1]
+        if (
+            last.unloaded_latest is None
+            and last.loaded_latest <= unload.earliest
+            and _agree(last, unload)
+        ):
+            return last
+        at = bisect_right(place.times, unload.earliest)
+        before = lifetimes[at - 1] if at else None
+        if before is not None and before.unloaded_latest is None and _agree(before, unload):
+            return before
+        for lifetime in lifetimes[at:]:
+            if lifetime.loaded_earliest > unload.latest:
+                break
+            if _agree(lifetime, unload) and (
+                lifetime.unloaded_latest is None or _same_id(lifetime, unload)
+            ):
+                return lifetime
+        if before is None or not _agree(before, unload):
+            return None
+        known = before.unloaded_latest
+        again = known is not None and unload.earliest <= known
+        return before if again else None
+
+    def _same_load(self, load: Load) -> Lifetime | None:
+        """The lifetime that an earlier report of this very load began."""
+        track = self.places.starts.get(load.symbol.start)
+        if track is None:
+            return None
+        for lifetime in reversed(track.lifetimes):
+            if _is_same_load(lifetime, load):
+                return lifetime
+            if lifetime.loaded_latest < load.earliest:
+                break
+        return None
+
+    def _narrow(self, lifetime: Lifetime, load: Load) -> None:
+        """Take from a second report of a load what it knows better."""
+        self.places.remove(lifetime)
+        latest = min(lifetime.loaded_latest, load.latest)
+        lifetime.loaded_earliest = min(max(lifetime.loaded_earliest, load.earliest), latest)
+        lifetime.loaded_latest = latest
+        lifetime.symbol, lifetime.open_ended = _better_symbol(lifetime, load)
+        if lifetime.prog_id is None:
+            lifetime.prog_id = load.prog_id
+        if lifetime.comm is None:
+            lifetime.pid, lifetime.comm = load.pid, load.comm
+        self.places.insert(lifetime)
+        self._pair_anew(lifetime)
+
+    def _pair_anew(self, lifetime: Lifetime) -> None:
+        """Give a lifetime what unloads arrived before it or went to the one before it."""
+        start = lifetime.symbol.start
+        track = self.places.starts[start]
+        waiting = self._orphans.pop(start, [])
+        earlier = track.before(lifetime)
+        taken = earlier.unload if earlier is not None else None
+        if earlier is not None and taken is not None and taken.latest >= lifetime.loaded_earliest:
+            _reopen(earlier)
+            waiting.append(taken)
+        for unload in sorted(waiting, key=lambda waits: waits.latest):
+            self.unload(unload)
+        last = track.lifetimes[-1]
+        if last.unloaded_latest is None:
+            self.live[start] = last
+        else:
+            self.live.pop(start, None)
+
+    def _keep_orphan(self, unload: Unload) -> None:
+        waiting = self._orphans.setdefault(unload.start, [])
+        waiting.append(unload)
+        if len(waiting) > _MOST_AT_ONE_START:
+            del waiting[0]
+        if len(self._orphans) > _MOST_ORPHANS:
+            del self._orphans[next(iter(self._orphans))]
+
+
+def _clearly_later(load: Load, last: Lifetime) -> bool:
+    """Whether nothing known at this start can be this load, or be touched by it."""
+    earliest = load.earliest
+    if last.loaded_latest >= earliest:
+        return False
+    if last.prog_id is not None and last.prog_id == load.prog_id:
+        return False
+    return last.unloaded_latest is None or last.unloaded_latest < earliest
+
+
+def _same_id(lifetime: Lifetime, unload: Unload) -> bool:
+    return unload.prog_id is not None and lifetime.prog_id == unload.prog_id
+
+
+def _agree(lifetime: Lifetime, unload: Unload) -> bool:
+    """Whether ``unload`` can mean this symbol: by program id, else by name, if known."""
+    if lifetime.prog_id is not None and unload.prog_id is not None:
+        return lifetime.prog_id == unload.prog_id
+    name = lifetime.symbol.name
+    return unload.name is None or unload.name == name or UNNAMED_BPF in (name, unload.name)
+
+
+def _end_anew(lifetime: Lifetime, unload: Unload) -> Unload | None:
+    """Narrow the unload window; or if ``unload`` is an earlier one, what it displaces."""
+    known, until = lifetime.unloaded_earliest, lifetime.unloaded_latest
+    if known is None or until is None or unload.latest < known:
+        displaced = lifetime.unload
+        lifetime.unloaded_earliest = max(unload.earliest, lifetime.loaded_earliest)
+        lifetime.unloaded_latest = unload.latest
+        lifetime.unload = unload
+        return displaced
+    lifetime.unloaded_latest = min(until, unload.latest)
+    lifetime.unloaded_earliest = min(max(known, unload.earliest), lifetime.unloaded_latest)
+    return None
+
+
+def _reopen(lifetime: Lifetime) -> None:
+    lifetime.unloaded_earliest = lifetime.unloaded_latest = lifetime.unload = None
+
+
+def _is_same_load(lifetime: Lifetime, load: Load) -> bool:
+    if lifetime.prog_id is not None and load.prog_id is not None:
+        return lifetime.prog_id == load.prog_id
+    if lifetime.unloaded_latest is not None:
+        return False
+    name, other = lifetime.symbol.name, load.symbol.name
+    if name != other and UNNAMED_BPF not in (name, other):
+        return False
+    return lifetime.loaded_earliest <= load.latest and load.earliest <= lifetime.loaded_latest
+
+
+def _better_symbol(lifetime: Lifetime, load: Load) -> tuple[Symbol, bool]:
+    """The symbol two reports of one load agree on: a known end, then a known name."""
+    old, new = lifetime.symbol, load.symbol
+    exact = lifetime if not lifetime.open_ended else load
+    named = old if old.name != UNNAMED_BPF else new
+    end = exact.symbol.end if not exact.open_ended else min(old.end, new.end)
+    return Symbol(old.start, end, named.name, named.kind, named.module), exact.open_ended

@@ -1,0 +1,272 @@
+"""Who sat at a kernel address, and from when to when.
+
+The timeline keeps what was reported and nothing derived from it: lifetimes, each with
+its load and unload. Who sat at an address at a given time is worked out when asked, by
+one rule: **the last symbol loaded over an address has it**, until another is loaded
+over it. So a symbol whose unload was lost ends where the next one begins, an address
+after the unload still answers with the symbol that may be running there (GRACE), two
+symbols never share an address, and changes may be applied in any order.
+
+A symbol whose end is only an upper bound (``open_ended``) has an address by that rule
+only if it can reach it: its true end lies before the start of everything that was
+there at the same time.
+
+Cost: applying a change is a few list appends (``ledger``), a look-up one binary search
+for each track of a 64-byte cell (``places``). Neither grows with the history.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from ksym_plugin.ledger import Ledger
+from ksym_plugin.places import CELL_SHIFT, PAGE_SHIFT, Places
+from ksym_plugin.symbols import (
+    AMBIGUOUS,
+    EXACT,
+    GAP,
+    GRACE,
+    LOST,
+    NOT_LOADED,
+    UNKNOWN_ADDRESS,
+    Lifetime,
+    Load,
+    Loss,
+    Reason,
+    Unload,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final, Union
+
+    #: A lifetime and how certain it is, or None and why there is none.
+    Answer = Union[tuple[Lifetime, str], tuple[None, Reason]]  # noqa: UP007
+
+#: How long after its unload a program is still taken to run when a symbol of unknown
+#: length was loaded below it: 1.37 s is the longest that was measured.
+_GRACE_SPAN: Final = 2_000_000_000
+
+
+class Timeline:
+    """Lifetimes of symbols, by address and time.
+
+    Not safe for use from several threads at once; its owner holds a lock.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+        self._gap_starts: list[int] = []
+        self._gap_ends: list[int] = []
+
+    def _begin(self) -> None:
+        self._places = Places()
+        self._ledger = Ledger(self._places)
+        # Look-ups are the hot path: one attribute less to walk.
+        self._cells = self._places.cells
+        self._open_pages = self._places.open_pages
+
+    @property
+    def count(self) -> int:
+        """The number of lifetimes held, ended ones included."""
+        return self._ledger.count
+
+    @property
+    def extent(self) -> int:
+        """Grows when new ground is held: an address that was unknown must be asked again."""
+        return len(self._cells) + len(self._open_pages)
+
+    def apply(self, change: Load | Unload | Loss) -> Lifetime | None:
+        """Take in one change; the lifetime it began, ended or narrowed, if any.
+
+        An unload that matches nothing changes nothing, unless its load arrives later.
+        A symbol of no length (a program that was not JITed) covers nothing.
+        """
+        if isinstance(change, Load):
+            return self._ledger.load(change)
+        if isinstance(change, Unload):
+            return self._ledger.unload(change)
+        self._lose(change.since, change.until)
+        return None
+
+    def enter(self, lifetime: Lifetime) -> None:
+        """Take in a whole lifetime, as a history has it."""
+        self._ledger.enter(lifetime)
+
+    def at(self, address: int, time: int) -> Answer:
+        """Who had ``address`` at ``time`` (CLOCK_MONOTONIC ns), and how certain that is.
+
+        AMBIGUOUS where the time falls into the window in which one symbol followed
+        another and their names differ.
+        """
+        tracks = self._cells.get(address >> CELL_SHIFT)
+        best: Lifetime | None = None
+        rivals: list[Lifetime] | None = None
+        for track in tracks or ():
+            if track.start > address:
+                continue
+            times = track.times
+            at = bisect_right(times, time)
+            if at:
+                lifetime = track.lifetimes[at - 1]
+                if lifetime.symbol.end > address and not lifetime.open_ended:
+                    if best is None or _loaded_after(lifetime, best):
+                        best = lifetime
+            if at < len(times) and track.lifetimes[at].loaded_earliest <= time:
+                rivals = [*(rivals or ()), *_possible(track.lifetimes, at, address, time)]
+        if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
+            return self._with_open_ended(address, time, best, rivals or [])
+        if rivals:
+            return self._settle(best, rivals, time)
+        if best is None:
+            return self._miss(tracks is not None, time)
+        if not self._gap_ends:
+            unloaded = best.unloaded_latest
+            return best, EXACT if unloaded is None or time <= unloaded else GRACE
+        return best, self._certainty(best, time)
+
+    def live(self) -> list[Lifetime]:
+        """The lifetimes that have not ended, by start."""
+        standing: list[Lifetime] = []
+        above: list[Lifetime] = []
+        for start in sorted(self._ledger.live):
+            lifetime = self._ledger.live[start]
+            above = [other for other in above if other.symbol.end > start]
+            # What was loaded later over this one's start has ended it, reported or not.
+            if any(_loaded_after(other, lifetime) for other in above):
+                continue
+            standing.append(lifetime)
+            if not lifetime.open_ended:
+                above.append(lifetime)
+        return standing
+
+    def lifetimes(self) -> list[Lifetime]:
+        """All lifetimes held, by start and load."""
+        starts = self._places.starts
+        return [lifetime for start in sorted(starts) for lifetime in starts[start].lifetimes]
+
+    def expire(self, before: int) -> None:
+        """Drop lifetimes that ended before ``before``, for a recorder that runs for long."""
+        kept = [
+            lifetime
+            for lifetime in self.lifetimes()
+            if lifetime.unloaded_latest is None or lifetime.unloaded_latest >= before
+        ]
+        self._begin()
+        for lifetime in kept:
+            self._ledger.enter(lifetime)
+
+    def lost_between(self, since: int, until: int) -> bool:
+        """Whether changes may have been lost at any time from ``since`` to ``until``."""
+        at = bisect_right(self._gap_ends, since - 1)
+        return at < len(self._gap_starts) and self._gap_starts[at] <= until
+
+    def _lose(self, since: int, until: int) -> None:
+        """Keep the gaps sorted and apart, so that one binary search finds an overlap."""
+        low = bisect_right(self._gap_ends, since - 1)
+        high = bisect_right(self._gap_starts, until)
+        if low < high:
+            since = min(since, self._gap_starts[low])
+            until = max(until, self._gap_ends[high - 1])
+        self._gap_starts[low:high] = [since]
+        self._gap_ends[low:high] = [until]
+
+    def _certainty(self, lifetime: Lifetime, time: int) -> str:
+        unloaded = lifetime.unloaded_latest
+        if unloaded is None or time <= unloaded:
+            return GAP if self._gap_ends and self.lost_between(time, time) else EXACT
+        # What came and went in a gap since the unload could have taken the place.
+        since = lifetime.unloaded_earliest
+        if self._gap_ends and self.lost_between(unloaded if since is None else since, time):
+            return GAP
+        return GRACE
+
+    def _miss(self, held: bool, time: int) -> Answer:
+        if self._gap_ends and self.lost_between(time, time):
+            return None, LOST
+        return None, NOT_LOADED if held else UNKNOWN_ADDRESS
+
+    def _settle(self, best: Lifetime | None, rivals: list[Lifetime], time: int) -> Answer:
+        """Decide between the symbol that was there and those that may have come already."""
+        candidates = rivals if best is None else [best, *rivals]
+        names = {(lifetime.symbol.start, lifetime.symbol.name) for lifetime in candidates}
+        if len(names) > 1:
+            return None, AMBIGUOUS
+        return candidates[0], self._certainty(candidates[0], time)
+
+    def _with_open_ended(
+        self, address: int, time: int, best: Lifetime | None, rivals: list[Lifetime]
+    ) -> Answer:
+        """Weigh the symbols whose end is only an upper bound against the others."""
+        reaching: list[Lifetime] = []
+        for place in self._open_pages[address >> PAGE_SHIFT]:
+            if place.start > address:
+                continue
+            at = bisect_right(place.times, time)
+            if at and self._reaches(place.lifetimes[at - 1], address, time):
+                reaching.append(place.lifetimes[at - 1])
+            rivals += [
+                rival
+                for rival in _possible(place.lifetimes, at, address, time)
+                if rival.open_ended and self._reaches(rival, address, time)
+            ]
+        for image in sorted(reaching, key=lambda life: life.symbol.start, reverse=True):
+            verdict = best is None or _outranks(image, best, time)
+            if verdict is None:
+                return None, AMBIGUOUS
+            best = image if verdict else best
+        rivals = [
+            rival
+            for rival in rivals
+            if not rival.open_ended or self._reaches(rival, address, time)
+        ]
+        if rivals:
+            return self._settle(best, rivals, time)
+        if best is None:
+            return self._miss(True, time)
+        return best, self._certainty(best, time)
+
+    def _reaches(self, image: Lifetime, address: int, time: int) -> bool:
+        """Whether an open-ended symbol can extend to ``address``."""
+        if not image.open_ended or image.symbol.end <= address:
+            return False
+        for track in self._places.starting_between(image.symbol.start + 1, address):
+            at = bisect_right(track.times, time)
+            if at and _coexisted(track.lifetimes[at - 1], image):
+                return False
+        return True
+
+
+def _possible(lifetimes: list[Lifetime], at: int, address: int, time: int) -> list[Lifetime]:
+    """Of a track's lifetimes from ``at`` on, those that may have been loaded by ``time``."""
+    possible: list[Lifetime] = []
+    while at < len(lifetimes) and lifetimes[at].loaded_earliest <= time:
+        if lifetimes[at].symbol.end > address:
+            possible.append(lifetimes[at])
+        at += 1
+    return possible
+
+
+def _loaded_after(one: Lifetime, other: Lifetime) -> bool:
+    """Whether ``one`` took the place; of one load's symbols the nearer start wins."""
+    if one.loaded_latest != other.loaded_latest:
+        return one.loaded_latest > other.loaded_latest
+    if one.prog_id != other.prog_id and one.prog_id is not None and other.prog_id is not None:
+        return one.prog_id > other.prog_id
+    return one.symbol.start > other.symbol.start
+
+
+def _outranks(image: Lifetime, holder: Lifetime, time: int) -> bool | None:
+    """Whether an image has an address that ``holder`` covers too; None if none can tell."""
+    if holder.symbol.start <= image.symbol.start:
+        return _loaded_after(image, holder)
+    unloaded = holder.unloaded_latest
+    if unloaded is None or _coexisted(holder, image):
+        return False
+    return None if time - unloaded < _GRACE_SPAN else True
+
+
+def _coexisted(one: Lifetime, image: Lifetime) -> bool:
+    """Whether ``one`` was there at some time since ``image`` was loaded."""
+    unloaded = one.unloaded_latest
+    return unloaded is None or unloaded > image.loaded_earliest
