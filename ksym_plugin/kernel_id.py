@@ -1,0 +1,67 @@
+"""Which kernel and which boot this is: what tells one table of addresses from another."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+_GNU_BUILD_ID: Final = 3  # NT_GNU_BUILD_ID in elf.h
+_HEADER: Final = 12  # name length, description length and type, 32 bits each
+
+
+def build_id(path: str = "/sys/kernel/notes") -> str | None:
+    """The running kernel's build id in hex, None where it has none or cannot be read.
+
+    The file holds the image's ELF notes, in the machine's byte order; anyone may read it.
+    """
+    try:
+        with open(path, "rb") as file:
+            return build_id_of(file.read(1 << 20))
+    except OSError:
+        return None
+
+
+def build_id_of(notes: bytes) -> str | None:
+    """The build id in hex from a section of ELF notes, None where there is none."""
+    at = 0
+    while at + _HEADER <= len(notes):
+        name_size, size, kind = (_word(notes, at + field) for field in (0, 4, 8))
+        name_at = at + _HEADER
+        start = name_at + _padded(name_size)
+        if start + size > len(notes):
+            return None
+        if kind == _GNU_BUILD_ID and notes[name_at : name_at + name_size] == b"GNU\0":
+            return notes[start : start + size].hex() or None
+        at = start + _padded(size)
+    return None
+
+
+def boot_id(path: str = "/proc/sys/kernel/random/boot_id") -> str | None:
+    """The UUID the kernel drew at this boot, None where it cannot be read."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(64).strip() or None
+    except OSError:
+        return None
+
+
+def release() -> str:
+    """The kernel's release, as ``uname -r`` prints it."""
+    return os.uname().release
+
+
+def hostname() -> str:
+    """This host's name, as ``uname -n`` prints it."""
+    return os.uname().nodename
+
+
+def _word(notes: bytes, at: int) -> int:
+    return int.from_bytes(notes[at : at + 4], sys.byteorder)
+
+
+def _padded(size: int) -> int:
+    return (size + 3) & ~3
