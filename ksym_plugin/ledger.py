@@ -26,7 +26,7 @@ _MOST_AT_ONE_START: Final = 64
 class Ledger:
     """Every lifetime reported, entered in ``places``; ``live`` by start."""
 
-    __slots__ = ("_orphans", "count", "live", "places")
+    __slots__ = ("_orphans", "count", "disturbed", "live", "places")
 
     def __init__(self, places: Places) -> None:
         self.places = places
@@ -34,6 +34,8 @@ class Ledger:
         self._orphans: dict[int, list[Unload]] = {}
         #: The number of lifetimes entered, ended ones included.
         self.count = 0
+        #: Lifetimes that late reports changed besides the one they were about.
+        self.disturbed: list[Lifetime] = []
 
     def load(self, load: Load) -> Lifetime | None:
         """The lifetime this load began, or narrowed if it was known; None for length 0."""
@@ -84,7 +86,7 @@ class Ledger:
             return lifetime
         displaced = _end_anew(lifetime, unload)
         if displaced is not None:
-            self.unload(displaced)
+            self._disturb(self.unload(displaced))
         return lifetime
 
     def _match(self, place: Track, unload: Unload) -> Lifetime | None:
@@ -153,14 +155,19 @@ class Ledger:
         taken = earlier.unload if earlier is not None else None
         if earlier is not None and taken is not None and taken.latest >= lifetime.loaded_earliest:
             _reopen(earlier)
+            self.disturbed.append(earlier)
             waiting.append(taken)
         for unload in sorted(waiting, key=lambda waits: waits.latest):
-            self.unload(unload)
+            self._disturb(self.unload(unload))
         last = track.lifetimes[-1]
         if last.unloaded_latest is None:
             self.live[start] = last
         else:
             self.live.pop(start, None)
+
+    def _disturb(self, lifetime: Lifetime | None) -> None:
+        if lifetime is not None:
+            self.disturbed.append(lifetime)
 
     def _keep_orphan(self, unload: Unload) -> None:
         waiting = self._orphans.setdefault(unload.start, [])

@@ -89,6 +89,11 @@ class Timeline:
         self._lose(change.since, change.until)
         return None
 
+    def take_disturbed(self) -> list[Lifetime]:
+        """Lifetimes that late reports changed besides those ``apply`` returned; once each call."""
+        disturbed, self._ledger.disturbed = self._ledger.disturbed, []
+        return disturbed
+
     def enter(self, lifetime: Lifetime) -> None:
         """Take in a whole lifetime, as a history has it."""
         self._ledger.enter(lifetime)
@@ -216,9 +221,7 @@ class Timeline:
                 return None, AMBIGUOUS
             best = image if verdict else best
         rivals = [
-            rival
-            for rival in rivals
-            if not rival.open_ended or self._reaches(rival, address, time)
+            rival for rival in rivals if not rival.open_ended or self._reaches(rival, address, time)
         ]
         if rivals:
             return self._settle(best, rivals, time)

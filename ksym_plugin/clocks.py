@@ -1,0 +1,209 @@
+"""perf's clock against the others.
+
+perf stamps samples with the scheduler's clock unless ``-k`` says otherwise. That clock
+cannot be read from user space, and it drifts against CLOCK_MONOTONIC, in which
+everything here is kept. ``PerfClock`` reads both at one instant: renaming the calling
+thread makes the kernel write a PERF_RECORD_COMM to every buffer that asked for it, one
+of them stamped by perf's clock and one by CLOCK_MONOTONIC. The two stamps are taken
+within a microsecond of each other.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from bisect import bisect_right
+
+from ksym_plugin import syscalls
+from ksym_plugin.errors import KsymError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Final
+
+PERF: Final = "perf"
+MONOTONIC: Final = "monotonic"
+BOOTTIME: Final = "boottime"
+REALTIME: Final = "realtime"
+CLOCKS: Final = (PERF, MONOTONIC, BOOTTIME, REALTIME)
+
+#: perf_event_attr: where its flag word and ``clockid`` lie, and the flag that makes
+#: ``clockid`` count (include/uapi/linux/perf_event.h).
+_FLAGS_AT: Final = 40
+_CLOCKID_AT: Final = 92
+_CLOCK_NAMES: Final = {
+    time.CLOCK_MONOTONIC: MONOTONIC,
+    time.CLOCK_BOOTTIME: BOOTTIME,
+    time.CLOCK_REALTIME: REALTIME,
+}
+
+_PR_SET_NAME: Final = 15
+_RECORD_COMM: Final = 3
+_SAMPLE_TIME: Final = 1 << 2
+_DATA_HEAD_AT: Final = 1024
+_HEADER: Final = struct.Struct("=IHH")
+_WORD: Final = struct.Struct("=Q")
+
+
+class Instant:
+    """All clocks at one instant, in ns; ``perf`` is None where perf's cannot be read."""
+
+    __slots__ = ("boottime", "monotonic", "perf", "realtime")
+
+    def __init__(self, monotonic: int, boottime: int, realtime: int, perf: int | None) -> None:
+        self.monotonic = monotonic
+        self.boottime = boottime
+        self.realtime = realtime
+        self.perf = perf
+
+
+class ClockMap:
+    """Times of any clock in CLOCK_MONOTONIC, from instants at which all were read.
+
+    Between two instants the clocks are taken to drift evenly; before the first and
+    after the last, not at all.
+    """
+
+    def __init__(self, instants: Iterable[Instant]) -> None:
+        self._instants = sorted(instants, key=lambda instant: instant.monotonic)
+        self._pairs: dict[str, tuple[list[int], list[int]]] = {}
+
+    def knows(self, clock: str) -> bool:
+        return clock == MONOTONIC or bool(self._table(clock)[0])
+
+    def to_monotonic(self, clock: str, time_ns: int) -> int:
+        """``time_ns`` of ``clock`` in CLOCK_MONOTONIC ns. KsymError if it was never read."""
+        if clock == MONOTONIC:
+            return time_ns
+        theirs, ours = self._table(clock)
+        if not theirs:
+            raise KsymError(
+                f"the history cannot place times of the {clock} clock",
+                "record with: perf record -k CLOCK_MONOTONIC",
+            )
+        at = bisect_right(theirs, time_ns)
+        if at == 0 or at == len(theirs):
+            nearest = min(at, len(theirs) - 1)
+            return time_ns - theirs[nearest] + ours[nearest]
+        span = theirs[at] - theirs[at - 1]
+        part = time_ns - theirs[at - 1]
+        return ours[at - 1] + part * (ours[at] - ours[at - 1]) // span
+
+    def _table(self, clock: str) -> tuple[list[int], list[int]]:
+        table = self._pairs.get(clock)
+        if table is None:
+            theirs: list[int] = []
+            ours: list[int] = []
+            for instant in self._instants:
+                value = getattr(instant, clock)
+                if value is not None and (not theirs or value > theirs[-1]):
+                    theirs.append(value)
+                    ours.append(instant.monotonic)
+            table = self._pairs[clock] = theirs, ours
+        return table
+
+
+def clock_of_attr(attr: bytes) -> str | None:
+    """The clock of the samples of an event, from its raw perf_event_attr; None if unknown."""
+    if len(attr) < _FLAGS_AT + 8:
+        return PERF
+    (flags,) = _WORD.unpack_from(attr, _FLAGS_AT)
+    if not flags & syscalls.USE_CLOCKID:
+        return PERF
+    if len(attr) < _CLOCKID_AT + 4:
+        return None
+    (clockid,) = struct.unpack_from("=i", attr, _CLOCKID_AT)
+    return _CLOCK_NAMES.get(clockid)
+
+
+class PerfClock:
+    """Reads perf's clock beside the others; needs perf_event_paranoid at 2 or below.
+
+    Where the kernel refuses, instants simply lack perf's time and ``problem`` says why.
+    Use from one thread, the one whose name is renewed.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[tuple[int, mmap.mmap]] = []
+        self.problem = ""
+        try:
+            for flags, clockid in ((0, 0), (syscalls.USE_CLOCKID, time.CLOCK_MONOTONIC)):
+                self._open.append(_open_comm_event(flags, clockid))
+        except (OSError, KsymError) as error:
+            self.close()
+            self.problem = f"perf's clock cannot be read ({error})"
+
+    def read(self) -> Instant:
+        boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        monotonic = time.monotonic_ns()
+        realtime = time.time_ns()
+        if self._open:
+            _renew_thread_name()
+            stamps = [_last_comm_time(ring) for _, ring in self._open]
+            if None not in stamps:
+                perf, then = stamps
+                shift = (then or monotonic) - monotonic
+                return Instant(monotonic + shift, boottime + shift, realtime + shift, perf)
+        return Instant(monotonic, boottime, realtime, None)
+
+    def close(self) -> None:
+        while self._open:
+            fd, ring = self._open.pop()
+            ring.close()
+            os.close(fd)
+
+
+def _open_comm_event(flags: int, clockid: int) -> tuple[int, mmap.mmap]:
+    """A dummy event of the calling thread that records nothing but its new names."""
+    attr = syscalls.perf_event_attr(
+        type=syscalls.TYPE_SOFTWARE,
+        config=syscalls.COUNT_SW_DUMMY,
+        flags=flags
+        | syscalls.COMM
+        | syscalls.SAMPLE_ID_ALL
+        | syscalls.EXCLUDE_KERNEL
+        | syscalls.EXCLUDE_HV,
+        clockid=clockid,
+        sample_type=_SAMPLE_TIME,
+    )
+    fd = syscalls.perf_event_open(attr, 0, -1)
+    try:
+        return fd, mmap.mmap(fd, 2 * mmap.PAGESIZE)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _renew_thread_name() -> None:
+    """Give the calling thread the name it has: enough for a PERF_RECORD_COMM."""
+    import ctypes
+
+    with open("/proc/thread-self/comm", "rb") as file:
+        name = file.read().rstrip(b"\n")
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
+
+
+def _last_comm_time(ring: mmap.mmap) -> int | None:
+    """The stamp of the newest PERF_RECORD_COMM; empties the ring."""
+    (head,) = _WORD.unpack_from(ring, _DATA_HEAD_AT)
+    (tail,) = _WORD.unpack_from(ring, _DATA_HEAD_AT + 8)
+    stamp = None
+    while tail < head:
+        record = _copy(ring, tail, _HEADER.size)
+        kind, _, size = _HEADER.unpack(record)
+        if size < _HEADER.size:
+            break
+        if kind == _RECORD_COMM:
+            # With PERF_SAMPLE_TIME alone the sample id is the time, at the record's end.
+            (stamp,) = _WORD.unpack(_copy(ring, tail + size - _WORD.size, _WORD.size))
+        tail += size
+    _WORD.pack_into(ring, _DATA_HEAD_AT + 8, head)
+    return stamp
+
+
+def _copy(ring: mmap.mmap, at: int, length: int) -> bytes:
+    """Bytes of the ring's data page, which a record may run over the end of."""
+    return bytes(ring[mmap.PAGESIZE + (at + i) % mmap.PAGESIZE] for i in range(length))

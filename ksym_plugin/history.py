@@ -1,0 +1,250 @@
+"""The timeline kept in an SQLite file: looking back.
+
+One row a lifetime and one a session of recording; several boots and several hosts fit
+in one file, and a look-up never crosses a boot. Readers may open the file while it is
+written (WAL). What a dead writer left is readable as it is: its session counts as
+covered up to its last commit and as unknown after that.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ksym_plugin import kernel_id
+from ksym_plugin.clocks import ClockMap, Instant
+from ksym_plugin.history_file import (
+    COLUMNS,
+    HEARTBEAT,
+    PAGE_SHIFT,
+    check_format,
+    connect_read_only,
+    is_running,
+    lifetime_of,
+    query,
+    signed,
+    unsigned,
+)
+from ksym_plugin.symbols import LOST, OUTSIDE_HISTORY, Lifetime, Loss
+from ksym_plugin.timeline import Timeline
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import sqlite3
+    from typing import Any, Final
+
+    from ksym_plugin.timeline import Answer
+
+_AT_PAGE: Final = (
+    f"SELECT {COLUMNS} FROM lifetime WHERE boot = ?1 AND start BETWEEN ?2 AND ?3 UNION ALL"
+    f" SELECT {COLUMNS} FROM lifetime WHERE boot = ?1 AND id IN"
+    " (SELECT lifetime FROM span WHERE page = ?4) ORDER BY loaded, prog_id"
+)
+_FOREVER: Final = (1 << 63) - 1
+
+
+class Boot:
+    """One boot of one host, as the recorder saw it."""
+
+    __slots__ = ("boot_id", "build_id", "host", "release", "row", "text_start")
+
+    def __init__(
+        self,
+        row: int,
+        boot_id: str,
+        host: str,
+        release: str,
+        build_id: str | None,
+        text_start: int | None,
+    ) -> None:
+        self.row = row
+        self.boot_id = boot_id
+        self.host = host
+        self.release = release
+        self.build_id = build_id
+        self.text_start = text_start
+
+
+class Session:
+    """One run of a recorder: it covers ``started`` to ``covered`` (CLOCK_MONOTONIC ns).
+
+    ``closed`` says that it ended in order; ``writing`` that its recorder is at work now.
+    Neither means that it was killed after ``covered``.
+    """
+
+    __slots__ = ("closed", "covered", "source", "started", "writing")
+
+    def __init__(
+        self, source: str, started: int, covered: int, closed: bool, writing: bool
+    ) -> None:
+        self.source = source
+        self.started = started
+        self.covered = covered
+        self.closed = closed
+        self.writing = writing
+
+    @property
+    def killed(self) -> bool:
+        return not self.closed and not self.writing
+
+
+class History:
+    """A history file, opened for reading. Raises HistoryError if it cannot be used."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        check_format(path)
+        self._database = connect_read_only(path)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def boots(self) -> list[Boot]:
+        """The boots in the file, the one recorded last at the end."""
+        rows = query(
+            self._database,
+            self.path,
+            "SELECT b.id, boot_id, host, release, build_id, text_start FROM boot b"
+            " JOIN session s ON s.boot = b.id GROUP BY b.id ORDER BY max(s.id)",
+        )
+        return [
+            Boot(row, boot_id, host, release, build_id, text and unsigned(text))
+            for row, boot_id, host, release, build_id, text in rows
+        ]
+
+    def past(self, boot: Boot) -> Past:
+        """Everything recorded in one boot."""
+        return Past(self._database, self.path, boot)
+
+
+class Past:
+    """What was recorded of one boot; reads from the file what it is asked for.
+
+    ``at`` answers as Timeline.at does. Where no session covers the time, a name is
+    marked GAP at best and a miss is OUTSIDE_HISTORY.
+    """
+
+    def __init__(self, database: sqlite3.Connection, path: str, boot: Boot) -> None:
+        self.boot = boot
+        self._database = database
+        self._path = path
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._timeline = Timeline()
+        here = kernel_id.boot_id() == self.boot.boot_id
+        self._pages: set[int] = set()
+        #: Rows entered from one page that another will bring again.
+        self._entered: set[int] = set()
+        self.sessions = [
+            Session(source, started, covered, bool(closed), here and is_running(pid, since))
+            for source, started, covered, closed, pid, since in self._rows(
+                "SELECT source, started, covered, closed, writer_pid, writer_start"
+                " FROM session WHERE boot = ? ORDER BY started"
+            )
+        ]
+        self.losses = [
+            Loss(since, until, cause, count)
+            for since, until, cause, count in self._rows(
+                "SELECT since, until, cause, count FROM gap WHERE boot = ? ORDER BY since"
+            )
+        ]
+        for loss in self.losses:
+            self._timeline.apply(loss)
+        for since, until in self._uncovered():
+            self._timeline.apply(Loss(since, until, "not recorded"))
+
+    def wait_covered(self, until: int) -> None:
+        """If a recorder is at work, let it commit what happened before ``until``.
+
+        Takes at most a little more than its heartbeat.
+        """
+        give_up = time.monotonic_ns() + 2 * HEARTBEAT
+        while any(session.writing and session.covered < until for session in self.sessions):
+            if time.monotonic_ns() > give_up:
+                return
+            time.sleep(HEARTBEAT / 20e9)
+            self._refresh()
+
+    @property
+    def extent(self) -> int:
+        return self._timeline.extent
+
+    def covers(self, time_ns: int) -> bool:
+        return any(session.started <= time_ns <= session.covered for session in self.sessions)
+
+    def clock_map(self) -> ClockMap:
+        """The instants at which the recorder read all clocks."""
+        return ClockMap(
+            Instant(*row)
+            for row in self._rows(
+                "SELECT i.monotonic, i.boottime, i.realtime, i.perf FROM instant i"
+                " JOIN session s ON s.id = i.session WHERE s.boot = ? ORDER BY i.monotonic"
+            )
+        )
+
+    def at(self, address: int, time_ns: int) -> Answer:
+        page = address >> PAGE_SHIFT
+        if page not in self._pages:
+            self._read_page(page)
+        answer = self._timeline.at(address, time_ns)
+        if answer[1] is LOST and not self.covers(time_ns):
+            return None, OUTSIDE_HISTORY
+        return answer
+
+    def live(self, time_ns: int) -> list[Lifetime]:
+        """The lifetimes that had begun and not ended at ``time_ns``, by start."""
+        rows = self._rows(
+            f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND loaded - loading <= ?"
+            " AND (unloaded IS NULL OR unloaded >= ?) ORDER BY start, loaded",
+            time_ns,
+            time_ns,
+        )
+        return [life for life in map(lifetime_of, rows) if self._is_at(life, time_ns)]
+
+    def lifetimes(self, pattern: str = "%") -> list[Lifetime]:
+        """All lifetimes whose name is LIKE ``pattern``, by load."""
+        rows = self._rows(
+            f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND name LIKE ? ORDER BY loaded, start",
+            pattern,
+        )
+        return [lifetime_of(row) for row in rows]
+
+    def _rows(self, statement: str, *values: object) -> list[Any]:
+        return query(self._database, self._path, statement, self.boot.row, *values)
+
+    def _is_at(self, lifetime: Lifetime, time_ns: int) -> bool:
+        """Whether nothing loaded later had taken this one's start by then."""
+        there = self.at(lifetime.symbol.start, time_ns)[0]
+        return there is None or there.row == lifetime.row
+
+    def _read_page(self, page: int) -> None:
+        self._pages.add(page)
+        first = page << PAGE_SHIFT
+        last = first + (1 << PAGE_SHIFT) - 1
+        for row in self._rows(_AT_PAGE, signed(first), signed(last), page):
+            lifetime = lifetime_of(row)
+            if lifetime.row in self._entered:
+                continue
+            if lifetime.symbol.start < first or lifetime.symbol.end > last + 1:
+                self._entered.add(lifetime.row)
+            self._timeline.enter(lifetime)
+            # How far an open-ended symbol reaches is told by its neighbours.
+            before = lifetime.symbol.start >> PAGE_SHIFT
+            if lifetime.open_ended and before not in self._pages:
+                self._read_page(before)
+
+    def _uncovered(self) -> list[tuple[int, int]]:
+        """The stretches of time, from before the first session to for ever, between them."""
+        stretches = []
+        since = 0
+        for session in self.sessions:
+            if session.started > since:
+                stretches.append((since, session.started - 1))
+            since = max(since, session.covered + 1)
+        return [*stretches, (since, _FOREVER)]

@@ -1,0 +1,193 @@
+"""The history's file format: schema, codes, checks and opening.
+
+Addresses are stored as signed 64-bit integers, times in CLOCK_MONOTONIC ns as the
+latest instant of a window and the window's width.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+
+from ksym_plugin.errors import HistoryError
+from ksym_plugin.symbols import (
+    BPF_DISPATCHER,
+    BPF_MODULE,
+    BPF_PROG,
+    BPF_STRUCT_OPS,
+    BPF_TRAMPOLINE,
+    KERNEL,
+    MODULE,
+    OOL,
+    OTHER_BPF,
+    Lifetime,
+    Load,
+    Symbol,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Final
+
+APPLICATION_ID: Final = 0x6B73796D
+FORMAT: Final = 1
+#: How often a recorder at work commits at the least, in ns.
+HEARTBEAT: Final = 1_000_000_000
+#: Codes of kinds in the file: their places here, so only ever append.
+KINDS: Final = (
+    KERNEL,
+    MODULE,
+    BPF_PROG,
+    BPF_TRAMPOLINE,
+    BPF_DISPATCHER,
+    BPF_STRUCT_OPS,
+    OTHER_BPF,
+    OOL,
+)
+PAGE_SHIFT: Final = 12
+
+SCHEMA: Final = f"""
+CREATE TABLE boot (
+  id INTEGER PRIMARY KEY, boot_id TEXT NOT NULL, host TEXT NOT NULL,
+  release TEXT NOT NULL, build_id TEXT, text_start INTEGER,
+  UNIQUE (boot_id, host));
+CREATE TABLE session (
+  id INTEGER PRIMARY KEY, boot INTEGER NOT NULL REFERENCES boot, source TEXT NOT NULL,
+  started INTEGER NOT NULL, covered INTEGER NOT NULL, closed INTEGER NOT NULL DEFAULT 0,
+  writer_pid INTEGER NOT NULL, writer_start INTEGER NOT NULL);
+CREATE TABLE instant (
+  session INTEGER NOT NULL REFERENCES session, monotonic INTEGER NOT NULL,
+  boottime INTEGER NOT NULL, realtime INTEGER NOT NULL, perf INTEGER);
+CREATE TABLE gap (
+  boot INTEGER NOT NULL REFERENCES boot, since INTEGER NOT NULL, until INTEGER NOT NULL,
+  count INTEGER, cause TEXT NOT NULL);
+CREATE TABLE lifetime (
+  id INTEGER PRIMARY KEY, boot INTEGER NOT NULL REFERENCES boot,
+  start INTEGER NOT NULL, size INTEGER NOT NULL, name TEXT NOT NULL,
+  kind INTEGER NOT NULL, open_ended INTEGER NOT NULL,
+  loaded INTEGER NOT NULL, loading INTEGER NOT NULL,
+  unloaded INTEGER, unloading INTEGER,
+  prog_id INTEGER, pid INTEGER, comm TEXT, module TEXT);
+CREATE INDEX lifetime_start ON lifetime (start);
+CREATE TABLE span (page INTEGER NOT NULL, lifetime INTEGER NOT NULL REFERENCES lifetime);
+CREATE INDEX span_page ON span (page);
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+"""
+
+COLUMNS: Final = (
+    "id, start, size, name, kind, open_ended, loaded, loading, unloaded, unloading,"
+    " prog_id, pid, comm, module"
+)
+_SIGN: Final = 1 << 63
+_WRAP: Final = 1 << 64
+
+
+def lifetime_of(row: tuple[Any, ...]) -> Lifetime:
+    (number, start, size, name, kind, open_ended, loaded, loading, unloaded, unloading) = row[:10]
+    prog_id, pid, comm, module = row[10:]
+    kind = KINDS[kind]
+    start = unsigned(start)
+    if module is None and kind not in (KERNEL, MODULE, OOL):
+        module = BPF_MODULE
+    symbol = Symbol(start, start + size, name, kind, module)
+    load = Load(symbol, loaded - loading, loaded, prog_id, bool(open_ended), pid, comm)
+    lifetime = Lifetime(load)
+    if unloaded is not None:
+        lifetime.unloaded_earliest = unloaded - unloading
+        lifetime.unloaded_latest = unloaded
+    lifetime.row = number
+    return lifetime
+
+
+def signed(address: int) -> int:
+    return address - _WRAP if address >= _SIGN else address
+
+
+def unsigned(value: int) -> int:
+    return value + _WRAP if value < 0 else value
+
+
+def query(database: sqlite3.Connection, path: str, statement: str, *values: object) -> list[Any]:
+    """All rows of a statement; a damaged file is a HistoryError."""
+    try:
+        return database.execute(statement, values).fetchall()
+    except sqlite3.DatabaseError as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: str, error: Exception) -> HistoryError:
+    return HistoryError(
+        f"{path} cannot be read as a history ({error})",
+        "it has not been altered; record into another file with -o",
+    )
+
+
+def check_format(path: str) -> bool:
+    """Whether the file holds a history of this format; False if it is absent or empty.
+
+    Reads the SQLite header alone (sqlite.org/fileformat.html), so that nothing foreign
+    is ever opened, let alone altered. Raises HistoryError for anything else.
+    """
+    try:
+        with open(path, "rb") as file:
+            header = file.read(100)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise HistoryError(
+            f"{path} cannot be read ({error.strerror})",
+            "name a history you may read with -H; one recorded by root is root's alone",
+        ) from error
+    if not header:
+        return False
+    application = int.from_bytes(header[68:72], "big")
+    version = int.from_bytes(header[60:64], "big")
+    if not header.startswith(b"SQLite format 3\0") or application != APPLICATION_ID:
+        raise HistoryError(f"{path} is not a ksym history", "name another file")
+    if version != FORMAT:
+        raise HistoryError(
+            f"{path} has history format {version}, this program reads {FORMAT}",
+            "use the ksym-plugin that wrote it, or a newer one",
+        )
+    return True
+
+
+def connect_read_only(path: str) -> sqlite3.Connection:
+    """Open without writing; a file left by a closed writer needs no write access at all."""
+    if not os.path.exists(path):
+        raise HistoryError(f"there is no history {path}", "make one with: ksym record -o " + path)
+    address = "file:" + _quoted(os.path.abspath(path)) + "?mode=ro"
+    for options in ("", "&immutable=1"):
+        if options and os.path.exists(path + "-wal"):
+            break
+        try:
+            database = sqlite3.connect(address + options, uri=True, isolation_level=None)
+        except sqlite3.Error:
+            continue
+        try:
+            database.execute("SELECT count(*) FROM boot")
+        except sqlite3.Error as error:
+            failure = error
+            database.close()
+            continue
+        return database
+    raise damaged(path, failure)
+
+
+def _quoted(path: str) -> str:
+    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+def start_of(pid: int) -> int:
+    """When a process started, in clock ticks since boot (proc(5), stat field 22); 0 if gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def is_running(pid: int, started: int) -> bool:
+    """Whether a recorder is still at work: its pid may have gone to another process."""
+    return started != 0 and start_of(pid) == started

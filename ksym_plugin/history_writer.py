@@ -1,0 +1,313 @@
+"""Writing a history: batches, heartbeats, retention.
+
+Everything that happened before ``covered`` is in the file when ``commit`` returns, so a
+writer that is killed loses at most what came after its last commit, and its readers
+see from the file that it was killed and when. The file belongs to its owner alone
+(mode 0600): kernel addresses reveal how the kernel's address space is laid out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+
+from ksym_plugin import kernel_id
+from ksym_plugin.errors import HistoryError
+from ksym_plugin.history_file import (
+    COLUMNS,
+    KINDS,
+    PAGE_SHIFT,
+    SCHEMA,
+    check_format,
+    connect_read_only,
+    damaged,
+    is_running,
+    lifetime_of,
+    signed,
+    start_of,
+)
+from ksym_plugin.symbols import BPF_MODULE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Final
+
+    from ksym_plugin.clocks import Instant
+    from ksym_plugin.symbols import Lifetime, Loss
+
+_INSERT: Final = f"INSERT INTO lifetime (boot, {COLUMNS}) VALUES ({', '.join('?' * 15)})"
+_UPDATE: Final = (
+    "UPDATE lifetime SET size = ?, name = ?, kind = ?, open_ended = ?, loaded = ?, loading = ?,"
+    " unloaded = ?, unloading = ?, prog_id = ?, pid = ?, comm = ?, module = ? WHERE id = ?"
+)
+
+
+class HistoryWriter:
+    """One session of recording into ``path``, which is made if it is absent.
+
+    Raises HistoryError if the file is foreign, newer, damaged, not writable, or being
+    written by another recorder; it has not been altered then. ``earlier`` holds the
+    lifetimes that this boot's earlier sessions left live, ``covered_before`` how far
+    the last of them reached (0 if there is none).
+    """
+
+    def __init__(self, path: str, source: str, started: int, text_start: int | None) -> None:
+        self.path = path
+        if check_format(path):
+            # Whether the inside is sound is found out before anything may write to it.
+            connect_read_only(path).close()
+        else:
+            _make_private(path)
+        self._dirty: dict[int, Lifetime] = {}
+        self._spans: list[tuple[int, int]] = []
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None, timeout=5)
+        except sqlite3.Error as error:
+            raise _unwritable(path, error) from error
+        try:
+            self._begin(source, started, text_start)
+        except sqlite3.Error as error:
+            self._database.close()
+            raise _unwritable(path, error) from error
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _begin(self, source: str, started: int, text_start: int | None) -> None:
+        database = self._database
+        if not database.execute("PRAGMA user_version").fetchone()[0]:
+            database.executescript("BEGIN;" + SCHEMA + "COMMIT;")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("BEGIN IMMEDIATE")
+        self._refuse_second_writer()
+        self.boot = self._boot_row(text_start)
+        (before,) = database.execute(
+            "SELECT max(covered) FROM session WHERE boot = ?", (self.boot,)
+        ).fetchone()
+        self.covered_before: int = before or 0
+        self.earlier = [
+            lifetime_of(row)
+            for row in database.execute(
+                f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND unloaded IS NULL", (self.boot,)
+            )
+        ]
+        (self._last_row,) = database.execute("SELECT coalesce(max(id), 0) FROM lifetime").fetchone()
+        pid = os.getpid()
+        self._session = database.execute(
+            "INSERT INTO session (boot, source, started, covered, writer_pid, writer_start)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (self.boot, source, started, started, pid, start_of(pid)),
+        ).lastrowid
+        database.execute("COMMIT")
+
+    def _refuse_second_writer(self) -> None:
+        open_sessions = self._database.execute(
+            "SELECT writer_pid, writer_start FROM session JOIN boot ON boot.id = boot"
+            " WHERE NOT closed AND boot_id = ?",
+            (kernel_id.boot_id() or "",),
+        ).fetchall()
+        for pid, started in open_sessions:
+            if is_running(pid, started):
+                raise HistoryError(
+                    f"{self.path} is being written by another recorder (process {pid})",
+                    "record into another file with -o, or stop that one",
+                )
+
+    def _boot_row(self, text_start: int | None) -> int:
+        values = (kernel_id.boot_id() or "", kernel_id.hostname())
+        self._database.execute(
+            "INSERT OR IGNORE INTO boot (boot_id, host, release, build_id, text_start)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (
+                *values,
+                kernel_id.release(),
+                kernel_id.build_id(),
+                None if text_start is None else signed(text_start),
+            ),
+        )
+        (row,) = self._database.execute(
+            "SELECT id FROM boot WHERE boot_id = ? AND host = ?", values
+        ).fetchone()
+        return int(row)
+
+    @property
+    def pending(self) -> int:
+        """Lifetimes changed since the last commit."""
+        return len(self._dirty)
+
+    def note(self, lifetime: Lifetime) -> None:
+        """Have the next commit write this lifetime as it is by then."""
+        self._dirty[id(lifetime)] = lifetime
+
+    def lost(self, loss: Loss) -> None:
+        """Write a gap at once: it must be known even if this process dies before a resync."""
+        self._execute(
+            "INSERT INTO gap (boot, since, until, count, cause) VALUES (?, ?, ?, ?, ?)",
+            self.boot,
+            loss.since,
+            loss.until,
+            loss.count,
+            loss.cause,
+        )
+
+    def tick(self, instant: Instant) -> None:
+        """Keep a reading of all clocks."""
+        self._execute(
+            "INSERT INTO instant VALUES (?, ?, ?, ?, ?)",
+            self._session,
+            instant.monotonic,
+            instant.boottime,
+            instant.realtime,
+            instant.perf,
+        )
+
+    def commit(self, covered: int) -> None:
+        """Write what was noted; all changes before ``covered`` must have been noted."""
+        new: list[tuple[object, ...]] = []
+        changed: list[tuple[object, ...]] = []
+        spans: list[tuple[int, int]] = []
+        last_row = self._last_row
+        for lifetime in self._dirty.values():
+            if lifetime.row:
+                changed.append((*_values(lifetime), lifetime.row))
+                continue
+            last_row += 1
+            new.append((self.boot, last_row, signed(lifetime.symbol.start), *_values(lifetime)))
+            spans += _spans(lifetime, last_row)
+        database = self._database
+        try:
+            database.execute("BEGIN")
+            if new:
+                database.executemany(_INSERT, new)
+            if spans:
+                database.executemany("INSERT INTO span VALUES (?, ?)", spans)
+            if changed:
+                database.executemany(_UPDATE, changed)
+            database.execute(
+                "UPDATE session SET covered = max(covered, ?) WHERE id = ?",
+                (covered, self._session),
+            )
+            database.execute("COMMIT")
+        except sqlite3.Error as error:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise _unwritable(self.path, error) from error
+        self._number_rows()
+        self._last_row = last_row
+        self._dirty.clear()
+
+    def _number_rows(self) -> None:
+        row = self._last_row
+        for lifetime in self._dirty.values():
+            if not lifetime.row:
+                row += 1
+                lifetime.row = row
+
+    def forget(self, before: int) -> None:
+        """Forget what ended before ``before`` in this boot: it is no longer covered."""
+        self._execute("DELETE FROM lifetime WHERE boot = ? AND unloaded < ?", self.boot, before)
+        self._execute(
+            "UPDATE session SET started = min(covered, max(started, ?)) WHERE boot = ?",
+            before,
+            self.boot,
+        )
+        self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
+
+    def shrink(self, most_bytes: int) -> None:
+        """Forget the oldest until what is kept fits: earlier boots, then what ended first."""
+        while self._used_bytes() > most_bytes:
+            oldest = self._execute("SELECT min(id) FROM boot WHERE id != ?", self.boot)[0][0]
+            if oldest is not None:
+                self._forget_boot(oldest)
+                continue
+            ended = "FROM lifetime WHERE boot = ? AND unloaded IS NOT NULL"
+            (count,) = self._execute(f"SELECT count(*) {ended}", self.boot)[0]
+            if not count:
+                return
+            quarter = f"SELECT unloaded {ended} ORDER BY unloaded LIMIT 1 OFFSET ?"
+            self.forget(self._execute(quarter, self.boot, count // 4)[0][0] + 1)
+
+    def _forget_boot(self, boot: int) -> None:
+        sessions = "(SELECT id FROM session WHERE boot = ?)"
+        self._execute("DELETE FROM lifetime WHERE boot = ?", boot)
+        self._execute("DELETE FROM gap WHERE boot = ?", boot)
+        self._execute(f"DELETE FROM instant WHERE session IN {sessions}", boot)
+        self._execute("DELETE FROM session WHERE boot = ?", boot)
+        self._execute("DELETE FROM boot WHERE id = ?", boot)
+        self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
+
+    def _used_bytes(self) -> int:
+        pages, free, size = (
+            self._execute(f"PRAGMA {pragma}")[0][0]
+            for pragma in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def close(self, covered: int) -> None:
+        """Commit and end the session in order; the file is then a single one again."""
+        try:
+            self.commit(covered)
+            self._execute("UPDATE session SET closed = 1 WHERE id = ?", self._session)
+            with contextlib.suppress(sqlite3.OperationalError):
+                # While readers have it open it stays in WAL mode, which harms nothing.
+                self._database.execute("PRAGMA journal_mode = DELETE")
+        finally:
+            self._database.close()
+
+    def _execute(self, statement: str, *values: object) -> list[Any]:
+        try:
+            return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise _unwritable(self.path, error) from error
+
+
+def _values(lifetime: Lifetime) -> tuple[object, ...]:
+    """The columns of a lifetime from ``size`` on."""
+    symbol = lifetime.symbol
+    unloaded, since = lifetime.unloaded_latest, lifetime.unloaded_earliest
+    return (
+        symbol.end - symbol.start,
+        symbol.name,
+        KINDS.index(symbol.kind),
+        int(lifetime.open_ended),
+        lifetime.loaded_latest,
+        lifetime.loaded_latest - lifetime.loaded_earliest,
+        unloaded,
+        None if unloaded is None or since is None else unloaded - since,
+        lifetime.prog_id,
+        lifetime.pid,
+        lifetime.comm,
+        None if symbol.module == BPF_MODULE else symbol.module,
+    )
+
+
+def _spans(lifetime: Lifetime, row: int) -> list[tuple[int, int]]:
+    """The pages beyond its first that a lifetime must be found from."""
+    symbol = lifetime.symbol
+    first, last = symbol.start >> PAGE_SHIFT, (symbol.end - 1) >> PAGE_SHIFT
+    return [(page, row) for page in range(first + 1, last + 1)]
+
+
+def _make_private(path: str) -> None:
+    """Make the file with its mode, so that nobody ever sees it with a wider one."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(fd, 0o600)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise HistoryError(
+            f"{path} cannot be made ({error.strerror})", "name another file with -o"
+        ) from error
+
+
+def _unwritable(path: str, error: sqlite3.Error) -> HistoryError:
+    if isinstance(error, sqlite3.OperationalError):
+        return HistoryError(
+            f"{path} cannot be written ({error})",
+            "free some space, or record into another file with -o",
+        )
+    return damaged(path, error)

@@ -1,0 +1,202 @@
+"""Drives a source into a timeline and a history; makes good what was lost.
+
+Order of the start: the source is subscribed already, then the kernel's symbols are
+enumerated, then what changed meanwhile is applied. A resync after a loss goes the same
+way. It is not repeated before ten times its own length has passed, so that a source
+which keeps losing costs a bounded share of one CPU.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+
+from ksym_plugin.clocks import PerfClock
+from ksym_plugin.errors import SourceError
+from ksym_plugin.history_file import HEARTBEAT
+from ksym_plugin.symbols import BPF_PROG, Load, Loss, Unload
+from ksym_plugin.timeline import Timeline
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+    from ksym_plugin.history_writer import HistoryWriter
+    from ksym_plugin.sources import Source
+    from ksym_plugin.symbols import Lifetime
+
+#: The longest a change waits for its commit, in ns.
+_BATCH_SPAN: Final = 200_000_000
+#: How often all clocks are read, in ns: perf's drifts some 10 ns a second.
+_CLOCK_SPAN: Final = 10_000_000_000
+_RESYNC_REST: Final = 10
+#: Ended lifetimes are dropped from memory at this age, once there are so many of them.
+_MEMORY_SPAN: Final = 60_000_000_000
+_MEMORY_COUNT: Final = 50_000
+
+
+class Recorder:
+    """Follows ``source`` into ``writer``; both stay the caller's to close.
+
+    ``timeline`` holds what is live and what ended lately. One thread runs it.
+    """
+
+    def __init__(self, source: Source, writer: HistoryWriter, clock: PerfClock) -> None:
+        self.timeline = Timeline()
+        self.changes = 0
+        self.losses = 0
+        self.resyncs = 0
+        #: All that happened before this is applied, in CLOCK_MONOTONIC ns.
+        self.covered = 0
+        self._source = source
+        self._writer = writer
+        self._clock = clock
+        self._lost: Loss | None = None
+        self._resync_after = 0
+        self._committed = self._ticked = self._kept = 0
+
+    def start(self) -> None:
+        """Take in what the kernel holds; from here on the history covers the time."""
+        for lifetime in self._writer.earlier:
+            self.timeline.enter(lifetime)
+        since = self._writer.covered_before
+        self._resync(since)
+        self._tick(time.monotonic_ns())
+        self._writer.commit(self.covered)
+
+    def run(self, until: int | None, stop_fd: int) -> None:
+        """Record until CLOCK_MONOTONIC ns ``until``, or until ``stop_fd`` is readable."""
+        poller = select.poll()
+        poller.register(stop_fd, select.POLLIN)
+        if self._source.fileno() >= 0:
+            poller.register(self._source.fileno(), select.POLLIN)
+        while True:
+            now = time.monotonic_ns()
+            if until is not None and now >= until:
+                return
+            ready = poller.poll(self._patience(now, until))
+            self.step()
+            if any(fd == stop_fd for fd, _ in ready):
+                return
+
+    def step(self) -> None:
+        """Apply what has arrived, and commit when it is time."""
+        before = time.monotonic_ns()
+        self._apply(self._source.read())
+        self.covered = before
+        if self._lost is not None and before >= self._resync_after:
+            self._resync(self._lost.since)
+        if before - self._ticked >= _CLOCK_SPAN:
+            self._tick(before)
+        due = _BATCH_SPAN if self._writer.pending else HEARTBEAT
+        if before - self._committed >= due:
+            self._writer.commit(self.covered)
+            self._committed = before
+            self._forget(before)
+
+    def finish(self) -> None:
+        """Apply what is still waiting and end the session in order."""
+        before = time.monotonic_ns()
+        self._apply(self._source.read())
+        self.covered = before
+        self._tick(before)
+        self._writer.close(self.covered)
+
+    def _patience(self, now: int, until: int | None) -> int:
+        """How long to wait for the source at most, in ms."""
+        due = self._committed + (_BATCH_SPAN if self._writer.pending else HEARTBEAT)
+        if self._source.interval is not None:
+            due = min(due, now + int(self._source.interval * 1e9))
+        if self._lost is not None:
+            due = min(due, self._resync_after)
+        if until is not None:
+            due = min(due, until)
+        return max(0, -(-(due - now) // 1_000_000))
+
+    def _apply(self, changes: list[Load | Unload | Loss]) -> None:
+        for change in changes:
+            if isinstance(change, Loss):
+                self._lose(change)
+                continue
+            lifetime = self.timeline.apply(change)
+            if lifetime is not None:
+                self._writer.note(lifetime)
+            self.changes += 1
+        for lifetime in self.timeline.take_disturbed():
+            self._writer.note(lifetime)
+
+    def _lose(self, loss: Loss) -> None:
+        self.losses += 1
+        self.timeline.apply(loss)
+        self._writer.lost(loss)
+        since = loss.since if self._lost is None else min(loss.since, self._lost.since)
+        self._lost = Loss(since, loss.until, loss.cause, loss.count)
+
+    def _resync(self, since: int) -> None:
+        """Make the table equal to the kernel's; what differs changed after ``since``."""
+        began = time.monotonic_ns()
+        try:
+            snapshot = self._source.snapshot()
+        except SourceError:
+            if not self.resyncs:
+                raise
+            # Nothing can be made good for now; the gap stays open until it can.
+            self._resync_after = time.monotonic_ns() + HEARTBEAT
+            return
+        ended = time.monotonic_ns()
+        if self._lost is not None:
+            rest = Loss(self._lost.until, ended, "until the resync")
+            self.timeline.apply(rest)
+            self._writer.lost(rest)
+            self._lost = None
+        live = {lifetime.symbol.start: lifetime for lifetime in self.timeline.live()}
+        self._apply(_differences(live, snapshot, since, began, ended))
+        before = time.monotonic_ns()
+        self._apply(self._source.read())
+        self.covered = before
+        self.resyncs += 1
+        self._resync_after = ended + _RESYNC_REST * (ended - began)
+
+    def _tick(self, now: int) -> None:
+        self._writer.tick(self._clock.read())
+        self._ticked = now
+
+    def _forget(self, now: int) -> None:
+        """Keep memory bounded: what ended long ago is in the history."""
+        if self.timeline.count - self._kept > _MEMORY_COUNT:
+            self.timeline.expire(now - _MEMORY_SPAN)
+            self._kept = self.timeline.count
+
+
+def _differences(
+    live: dict[int, Lifetime], snapshot: list[Load], since: int, began: int, ended: int
+) -> list[Load | Unload | Loss]:
+    """The changes that turn what is held live into what a snapshot found.
+
+    Images are listed by kallsyms alone, which may be hidden: their absence counts only
+    where the snapshot has any.
+    """
+    changes: list[Load | Unload | Loss] = []
+    found = {load.symbol.start: load for load in snapshot}
+    sees_images = any(load.symbol.kind != BPF_PROG for load in snapshot)
+    for start, lifetime in live.items():
+        load = found.get(start)
+        if load is not None and _is_same(lifetime, load):
+            continue
+        judged = lifetime.symbol.kind == BPF_PROG or sees_images
+        if judged and lifetime.loaded_latest < began:
+            earliest = max(since, lifetime.loaded_earliest)
+            name, prog_id = lifetime.symbol.name, lifetime.prog_id
+            changes.append(Unload(start, earliest, ended, name, prog_id))
+    for start, load in found.items():
+        known = live.get(start)
+        if known is None or not _is_same(known, load):
+            load.earliest = max(load.earliest, since)
+        changes.append(load)
+    return changes
+
+
+def _is_same(lifetime: Lifetime, load: Load) -> bool:
+    if lifetime.prog_id is not None and load.prog_id is not None:
+        return lifetime.prog_id == load.prog_id
+    return lifetime.symbol.name == load.symbol.name

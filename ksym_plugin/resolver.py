@@ -1,0 +1,112 @@
+"""Addresses and a time in, frames out: the one place that decides a name.
+
+For an address that BPF ever held, what was recorded of that time decides; for any other
+the static tables do. An answer that is not certain says so, and an address without a
+name comes with the reason.
+"""
+
+from __future__ import annotations
+
+from ksym_plugin.symbols import (
+    AMBIGUOUS,
+    BPF_MODULE,
+    CONTEXT_MARKER,
+    EXACT,
+    KERNEL,
+    UNKNOWN_ADDRESS,
+    USER_ADDRESS,
+    Frame,
+    Reason,
+    Symbol,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Final, Protocol
+
+    from ksym_plugin.kallsyms import Kallsyms
+    from ksym_plugin.timeline import Answer
+
+    class Past(Protocol):
+        """Who was where, when: a Timeline, or what a history holds of one boot."""
+
+        @property
+        def extent(self) -> int: ...
+        def at(self, address: int, time_ns: int, /) -> Answer: ...
+
+
+#: The lowest of perf's context markers (PERF_CONTEXT_MAX in linux/perf_event.h).
+FIRST_MARKER: Final = 0xFFFF_FFFF_FFFF_F001
+_LAST: Final = (1 << 64) - 1
+#: On every 64-bit machine with a split address space the kernel has the upper half.
+_KERNEL_HALF: Final = 1 << 63
+
+
+class Resolver:
+    """Names kernel addresses as they were at a time (CLOCK_MONOTONIC ns).
+
+    ``past`` and ``kallsyms`` may each be missing; with neither, nothing has a name.
+    """
+
+    def __init__(self, past: Past | None = None, kallsyms: Kallsyms | None = None) -> None:
+        self._past = past
+        self._kallsyms = kallsyms
+        self._fixed: dict[int, Frame | Reason] = {}
+        self._extent = -1
+
+    def resolve(self, address: int, time_ns: int) -> Frame | Reason:
+        return self.frames((address,), time_ns)[0]
+
+    def frames(self, addresses: Iterable[int], time_ns: int) -> list[Frame | Reason]:
+        """A frame or a reason for each address, in order: a whole callchain per call."""
+        past = self._past
+        if past is not None and past.extent != self._extent:
+            # BPF came to ground it never held: what was decided without it may change.
+            self._extent = past.extent
+            self._fixed.clear()
+        fixed = self._fixed
+        frames: list[Frame | Reason] = []
+        for address in addresses:
+            frame = fixed.get(address)
+            frames.append(self._decide(address, time_ns) if frame is None else frame)
+        return frames
+
+    def is_kernel(self, address: int) -> bool:
+        """Whether this is a kernel address, and no context marker."""
+        if address >= _KERNEL_HALF:
+            return address < FIRST_MARKER
+        return self._kallsyms is not None and self._kallsyms.is_kernel(address)
+
+    def _decide(self, address: int, time_ns: int) -> Frame | Reason:
+        if not self.is_kernel(address):
+            return CONTEXT_MARKER if FIRST_MARKER <= address <= _LAST else USER_ADDRESS
+        verdict = UNKNOWN_ADDRESS
+        if self._past is not None:
+            lifetime, said = self._past.at(address, time_ns)
+            if lifetime is not None:
+                return _frame(address, lifetime.symbol, str(said))
+            verdict = said if isinstance(said, Reason) else verdict
+        if verdict is AMBIGUOUS or self._kallsyms is None:
+            return verdict
+        return self._static(address, verdict)
+
+    def _static(self, address: int, verdict: Reason) -> Frame | Reason:
+        """What the static tables say of an address whose past gave ``verdict``."""
+        found = self._kallsyms.find(address) if self._kallsyms is not None else verdict
+        # The table's BPF lines are of when it was read; the past knows them by time.
+        known = isinstance(found, Symbol) and (self._past is None or found.module != BPF_MODULE)
+        if isinstance(found, Symbol) and known:
+            frame: Frame | Reason = _frame(address, found, EXACT)
+            if verdict is UNKNOWN_ADDRESS or found.kind == KERNEL:
+                self._fixed[address] = frame
+            return frame
+        if verdict is UNKNOWN_ADDRESS and isinstance(found, Reason):
+            return found
+        return verdict
+
+
+def _frame(address: int, symbol: Symbol, certainty: str) -> Frame:
+    return Frame(
+        address, symbol.name, address - symbol.start, symbol.module, symbol.kind, certainty
+    )
