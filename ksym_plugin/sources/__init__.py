@@ -1,0 +1,71 @@
+"""Event sources: where changes of BPF symbols come from.
+
+``open_source`` starts the best one that this kernel and this user's rights allow.
+"""
+
+from __future__ import annotations
+
+from ksym_plugin.errors import SourceError
+from ksym_plugin.sources.source import Attempt, Source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Final
+
+__all__ = ["AUTO", "Attempt", "Source", "names", "open_source"]
+
+AUTO: Final = "auto"
+
+
+def _perf_event() -> Source:
+    from ksym_plugin.sources.perf_event import PerfEventSource
+
+    return PerfEventSource()
+
+
+def _polling() -> Source:
+    from ksym_plugin.sources.polling import PollingSource
+
+    return PollingSource()
+
+
+#: Name and constructor, the best first: this is the order in which ``auto`` tries them.
+_SOURCES: Final[tuple[tuple[str, Callable[[], Source]], ...]] = (
+    ("perf_event", _perf_event),
+    ("polling", _polling),
+)
+
+
+def names() -> list[str]:
+    """The sources there are, the best first."""
+    return [name for name, _ in _SOURCES]
+
+
+def open_source(name: str = AUTO) -> tuple[Source, list[Attempt]]:
+    """The source called ``name``, or the first that starts; and those that did not.
+
+    The source is started and belongs to the caller. SourceError, naming every source
+    tried with its reason, when none starts.
+    """
+    attempts: list[Attempt] = []
+    for known, construct in _SOURCES:
+        if name not in (AUTO, known):
+            continue
+        try:
+            return construct(), attempts
+        except SourceError as error:
+            attempts.append(Attempt(known, error.problem, error.remedy))
+    if not attempts:
+        raise SourceError(
+            f"there is no event source called {name}", f"use {', '.join([AUTO, *names()])}"
+        )
+    raise _none_started(attempts)
+
+
+def _none_started(attempts: list[Attempt]) -> SourceError:
+    if len(attempts) == 1:
+        return SourceError(f"{attempts[0].name}: {attempts[0].problem}", attempts[0].remedy)
+    problems = ", ".join(f"{attempt.name}: {attempt.problem}" for attempt in attempts)
+    remedies = dict.fromkeys(attempt.remedy for attempt in attempts if attempt.remedy)
+    return SourceError(f"no event source can start ({problems})", "; or ".join(remedies))

@@ -1,0 +1,252 @@
+"""The perf_event source: the kernel's own side-band records, read as they come.
+
+One dummy software event on each CPU asks for PERF_RECORD_KSYMBOL and
+PERF_RECORD_BPF_EVENT. It needs Linux 5.1, and CAP_PERFMON or kernel.perf_event_paranoid
+at 0 or below. ``sample_id_all`` must stay off: with it the kernel pads the records of
+every older listener, which perf then cannot read. So records carry no time, and a
+change is known to lie between two reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+
+from ksym_plugin import syscalls
+from ksym_plugin.errors import SourceError
+from ksym_plugin.sources import snapshot
+from ksym_plugin.sources.cpus import online_text, parse_cpu_list
+from ksym_plugin.sources.perf_records import Lost, parse
+from ksym_plugin.sources.perf_ring import Ring
+from ksym_plugin.sources.sideband import Sideband
+from ksym_plugin.sources.source import Source
+from ksym_plugin.sources.ticker import Ticker
+from ksym_plugin.symbols import Loss
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+    from ksym_plugin.sources.perf_records import Record
+    from ksym_plugin.sources.source import Change
+    from ksym_plugin.symbols import Load
+
+#: How often ``fileno`` becomes readable when nothing happens: bounds the windows of
+#: changes after a quiet time, and how long a new CPU goes unnoticed.
+TICK: Final = 1.0
+_LOOKS: Final = 8
+_FLAGS: Final = syscalls.KSYMBOL | syscalls.BPF_EVENT | syscalls.WATERMARK
+_LOST_CAUSE: Final = "perf ring full"
+_SUSPECT_CAUSE: Final = "perf ring nearly full"
+_BROKEN_CAUSE: Final = "perf records unreadable"
+_HOTPLUG_CAUSE: Final = "CPU came online"
+
+
+class PerfEventSource(Source):
+    """Changes from perf's side-band records; see ``Source`` for the protocol.
+
+    A load that cannot be stamped better lies after the read before the one that returns
+    it, and before that one. Where the program can still be opened, the start of its
+    BPF_PROG_LOAD bounds the window too. Nothing a read returns happened before anything
+    an earlier read returned, save for changes on CPUs that the two looked at while they
+    happened; ``Sideband.changes`` says how one read's changes are ordered.
+    """
+
+    name = "perf_event"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sideband = Sideband()
+        self._rings: dict[int, Ring] = {}
+        self._lost_at_read = True
+        self._closed = False
+        self._since = time.monotonic_ns()
+        self._looked = self._since
+        self._epoll = select.epoll()
+        try:
+            self._ticker = Ticker(TICK)
+        except BaseException:
+            self._epoll.close()
+            raise
+        try:
+            self._epoll.register(self._ticker.fd, select.EPOLLIN)
+            self._online = online_text()
+            for cpu in parse_cpu_list(self._online):
+                self._open(cpu)
+            if not self._rings:
+                raise SourceError("no CPU accepts a perf event")
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def snapshot(self) -> list[Load]:
+        taken = snapshot.take()
+        self._sideband.know(taken.loads)
+        self.notes = [taken.limit] if taken.limit else []
+        return taken.loads
+
+    def read(self) -> list[Change]:
+        self._ticker.clear()
+        changes: list[Change] = []
+        if time.monotonic_ns() - self._looked >= TICK * 1e9:
+            changes += self._follow_cpus()
+        rings = list(self._rings.values())
+        since, (before, heads, now) = self._since, _look(rings)
+        self._since = before
+        records = [
+            self._take(ring, head, since, now, changes)
+            for ring, head in zip(rings, heads)
+            if ring.waiting(head)
+        ]
+        changes += self._sideband.changes(records, since, now) if records else ()
+        return changes
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._epoll.close()
+        self._ticker.close()
+        for ring in self._rings.values():
+            ring.close()
+        self._rings.clear()
+
+    def _take(
+        self, ring: Ring, head: int, since: int, now: int, changes: list[Change]
+    ) -> list[Record]:
+        """The records of a ring up to ``head``; what it lost joins ``changes``."""
+        data, tight = ring.take(head)
+        records, whole = parse(data)
+        if not whole:
+            changes.append(Loss(since, now, _BROKEN_CAUSE))
+        told = sum(record.count for record in records if isinstance(record, Lost))
+        if told or tight:
+            lost = ring.newly_lost()
+            # Asked only now, so it may count what was lost since ``now``.
+            until = time.monotonic_ns()
+            if lost is None:
+                cause = _LOST_CAUSE if told else _SUSPECT_CAUSE
+                changes.append(Loss(since, until, cause, told or None))
+            elif lost:
+                changes.append(Loss(since, until, _LOST_CAUSE, lost))
+        return records
+
+    def _open(self, cpu: int) -> bool:
+        """Start listening on a CPU; False if it is offline."""
+        try:
+            ring = Ring(self._open_event(cpu), cpu, self._lost_at_read)
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return False
+            raise _refusal(error, cpu) from error
+        self._rings[cpu] = ring
+        self._epoll.register(ring.fd, select.EPOLLIN)
+        return True
+
+    def _open_event(self, cpu: int) -> int:
+        try:
+            return syscalls.perf_event_open(_attr(self._lost_at_read), -1, cpu)
+        except OSError as error:
+            # PERF_FORMAT_LOST is younger than KSYMBOL; without it, full rings are guessed.
+            if error.errno != errno.EINVAL or not self._lost_at_read:
+                raise
+        fd = syscalls.perf_event_open(_attr(False), -1, cpu)
+        self._lost_at_read = False
+        return fd
+
+    def _follow_cpus(self) -> list[Change]:
+        """Open rings on CPUs that came, close those of CPUs that went."""
+        since, self._looked = self._looked, time.monotonic_ns()
+        text = online_text()
+        if text == self._online:
+            return []
+        online = parse_cpu_list(text)
+        changes: list[Change] = []
+        for cpu in set(self._rings).difference(online):
+            # Its events were taken off it: they stay silent even if it comes back.
+            changes += self._retire(cpu)
+        for cpu in [cpu for cpu in online if cpu not in self._rings]:
+            try:
+                opened = self._open(cpu)
+            except SourceError as error:
+                self.notes.append(str(error))
+                opened = True
+            if not opened:
+                # Gone again already: have another look at the next tick.
+                text = ""
+            changes.append(Loss(since, time.monotonic_ns(), _HOTPLUG_CAUSE))
+        self._online = text
+        return changes
+
+    def _retire(self, cpu: int) -> list[Change]:
+        """Close the ring of a CPU that went, with what it still holds."""
+        ring = self._rings.pop(cpu)
+        changes: list[Change] = []
+        _, (head,), now = _look([ring])
+        if ring.waiting(head):
+            records = self._take(ring, head, self._since, now, changes)
+            changes += self._sideband.changes([records], self._since, now)
+        ring.close()
+        return changes
+
+
+def _look(rings: list[Ring]) -> tuple[int, list[int], int]:
+    """All rings' heads at one instant, and times read before and after it.
+
+    Heads that two looks in a row find the same were so all the time between the looks.
+    So what is taken is a state that there was: nothing is left for the next read that
+    happened before something in this one. On a machine where records never stop coming
+    the last look has to do.
+    """
+    before = time.monotonic_ns()
+    heads = [ring.head() for ring in rings]
+    for _ in range(_LOOKS):
+        again_before = time.monotonic_ns()
+        again = [ring.head() for ring in rings]
+        if again == heads:
+            break
+        before, heads = again_before, again
+    return before, heads, time.monotonic_ns()
+
+
+def _attr(lost_at_read: bool) -> bytes:
+    # A watermark of one byte: ``wakeup_events`` would count samples, and there are none.
+    return syscalls.perf_event_attr(
+        type=syscalls.TYPE_SOFTWARE,
+        config=syscalls.COUNT_SW_DUMMY,
+        flags=_FLAGS,
+        wakeup_watermark=1,
+        read_format=syscalls.FORMAT_LOST if lost_at_read else 0,
+    )
+
+
+def _refusal(error: OSError, cpu: int) -> SourceError:
+    """What a failed perf_event_open(2), or mapping of its ring, means."""
+    if error.errno == errno.EACCES:
+        return SourceError(
+            "perf_event_open(2) does not let this user watch all tasks",
+            "run as root or with CAP_PERFMON, or set kernel.perf_event_paranoid to 0 or below "
+            "(sysctl kernel.perf_event_paranoid=0)",
+        )
+    if error.errno == errno.EPERM:
+        return SourceError(
+            "a perf ring may not be made, for want of privilege or of lockable memory",
+            "run as root or with CAP_PERFMON and CAP_IPC_LOCK, or raise kernel.perf_event_mlock_kb",
+        )
+    if error.errno in (errno.EINVAL, errno.E2BIG):
+        return SourceError(
+            "this kernel's perf_event_open(2) does not know ksymbol records",
+            "use Linux 5.1 or later",
+        )
+    if error.errno == errno.EMFILE:
+        return SourceError(
+            "too many open files: two are needed for each CPU", "raise the limit (ulimit -n)"
+        )
+    if error.errno == errno.ENOSYS:
+        return SourceError("this kernel has no perf events", "use one with CONFIG_PERF_EVENTS")
+    return SourceError(f"perf_event_open(2) fails on CPU {cpu}: {os.strerror(error.errno or 0)}")

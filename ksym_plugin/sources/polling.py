@@ -1,0 +1,153 @@
+"""The polling source: bpf(2) asked again and again, and compared.
+
+It needs CAP_SYS_ADMIN and CAP_SYSLOG. A change is known to lie between two polls, and
+programs that come and go between them are noticed only by the ids they used up.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ksym_plugin.errors import SourceError
+from ksym_plugin.sources import bpf_programs, snapshot
+from ksym_plugin.sources.bpf_lines import bpf_lines
+from ksym_plugin.sources.source import Source
+from ksym_plugin.symbols import Load, Loss, Unload
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+    from ksym_plugin.sources.source import Change
+
+_SECOND: Final = 1_000_000_000
+#: All ids are listed again only after so many times what the last listing took, so that
+#: polling stays at a twentieth of a CPU however many programs there are.
+_REST: Final = 20
+#: Images follow from attaching programs, mostly just after loading one, and finding
+#: them means reading all of kallsyms: for so long after a change they are looked for
+#: every second, otherwise every half minute, and with ten times as long a rest.
+_IMAGES_AFTER: Final = 3 * _SECOND
+_SKIPPED_CAUSE: Final = "programs came and went between polls"
+
+
+class PollingSource(Source):
+    """Changes from comparing what bpf(2) lists; see ``Source`` for the protocol.
+
+    Changes come unloads first. An unload that would lie after the load that took its
+    place is moved before it.
+    """
+
+    name = "polling"
+
+    def __init__(self, interval: float = 0.1) -> None:
+        super().__init__()
+        self.interval = interval
+        self._read_at = self._listed_at = self._images_at = time.monotonic_ns()
+        self._list_due = self._images_due = self._changed_at = 0
+        #: Since when there may be programs with ids after the last one known. At the start
+        #: nobody can tell how many of the ids above it were used up long before.
+        self._newer_since = self._read_at
+        self._count_skipped = False
+        self._last_id = 0
+        for self._last_id in bpf_programs.program_ids():
+            pass
+        taken = snapshot.take()
+        if taken.limit:
+            # Without ids and lengths there is nothing to compare.
+            raise SourceError(bpf_programs.HIDDEN_PROBLEM, bpf_programs.HIDDEN_REMEDY)
+        self._programs: dict[int, list[Load]] = {}
+        self._images: dict[int, Load] = {}
+        for load in taken.loads:
+            if load.prog_id is None:
+                self._images[load.symbol.start] = load
+            elif load.prog_id <= self._last_id:
+                self._programs.setdefault(load.prog_id, []).append(load)
+
+    def snapshot(self) -> list[Load]:
+        taken = snapshot.take()
+        self.notes = [taken.limit] if taken.limit else []
+        return taken.loads
+
+    def read(self) -> list[Change]:
+        before = time.monotonic_ns()
+        losses, loads = self._new_programs(before)
+        changes: list[Change] = []
+        if before >= self._list_due or self._takes_a_place(loads):
+            changes += self._gone_programs(loads)
+        for load in loads:
+            self._programs.setdefault(load.prog_id or 0, []).append(load)
+        changes += loads
+        if changes:
+            self._changed_at = before
+            self._images_due = min(self._images_due, self._images_at + _SECOND)
+        if before >= self._images_due:
+            changes += self._image_changes()
+        self._read_at = before
+        return [*losses, *changes]
+
+    def _new_programs(self, before: int) -> tuple[list[Loss], list[Load]]:
+        """Programs after the last known id, and a loss for ids that are missing."""
+        found = list(bpf_programs.newer_than(self._last_id))
+        now = time.monotonic_ns()
+        loads: list[Load] = []
+        for program in found:
+            earliest = max(self._read_at, program.load_time)
+            loads += snapshot.program_loads(program, {}, earliest, now)
+        if not found:
+            return [], loads
+        skipped = found[-1].id - self._last_id - len(found)
+        count = skipped if self._count_skipped else None
+        losses = [Loss(self._newer_since, now, _SKIPPED_CAUSE, count)] if skipped else []
+        self._count_skipped = True
+        # Ids above this one may have come and gone since the poll before saw the end.
+        self._newer_since = self._read_at
+        self._last_id = found[-1].id
+        return losses, loads
+
+    def _takes_a_place(self, loads: list[Load]) -> bool:
+        if not loads:
+            return False
+        held = {load.symbol.start for group in self._programs.values() for load in group}
+        return any(load.symbol.start in held for load in loads)
+
+    def _gone_programs(self, loads: list[Load]) -> list[Unload]:
+        """What of the known programs is not listed any more, before ``loads`` came."""
+        before = time.monotonic_ns()
+        listed = list(bpf_programs.program_ids())
+        now = time.monotonic_ns()
+        since, self._listed_at = self._listed_at, before
+        self._list_due = now + _REST * (now - before)
+        # Ids start again from below after 2^31 of them.
+        self._last_id = min(self._last_id, max(listed, default=self._last_id))
+        taken = {load.symbol.start: load.latest - 1 for load in loads}
+        gone: list[Unload] = []
+        for program_id in set(self._programs).difference(listed):
+            for load in self._programs.pop(program_id):
+                symbol = load.symbol
+                latest = min(now, taken.get(symbol.start, now))
+                earliest = min(max(since, load.earliest), latest)
+                gone.append(Unload(symbol.start, earliest, latest, symbol.name, program_id))
+        return gone
+
+    def _image_changes(self) -> list[Change]:
+        before = time.monotonic_ns()
+        lines = bpf_lines()
+        now = time.monotonic_ns()
+        since, self._images_at = self._images_at, before
+        recent = before - self._changed_at < _IMAGES_AFTER
+        rest, shortest = (_REST, _SECOND) if recent else (10 * _REST, 30 * _SECOND)
+        self._images_due = now + max(shortest, rest * (now - before))
+        found = {load.symbol.start: load for load in snapshot.image_loads(lines, since, now)}
+        gone = [load for load in self._images.values() if not _is_in(load, found)]
+        new = [load for load in found.values() if not _is_in(load, self._images)]
+        self._images = found
+        return [
+            *(Unload(load.symbol.start, since, now - 1, load.symbol.name) for load in gone),
+            *new,
+        ]
+
+
+def _is_in(load: Load, loads: dict[int, Load]) -> bool:
+    other = loads.get(load.symbol.start)
+    return other is not None and other.symbol.name == load.symbol.name

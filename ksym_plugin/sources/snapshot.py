@@ -1,0 +1,142 @@
+"""What BPF symbols the kernel holds now.
+
+Addresses and lengths come from bpf(2), names and images from the ``[bpf]`` lines of
+kallsyms. Where bpf(2) is refused kallsyms alone has to do, and lengths are unknown.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ksym_plugin.errors import SourceError
+from ksym_plugin.sources import bpf_programs
+from ksym_plugin.sources.bpf_lines import bpf_lines
+from ksym_plugin.symbols import (
+    BPF_MODULE,
+    BPF_PROG,
+    UNNAMED_BPF,
+    Load,
+    Symbol,
+    bpf_kind,
+    split_bpf_name,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Final
+
+    from ksym_plugin.sources.bpf_programs import Program
+
+#: How far an image can reach: the kernel allocates a page for each (PAGE_SIZE of the
+#: smallest kind), and so much PERF_RECORD_KSYMBOL claims.
+IMAGE_REACH: Final = 4096
+#: A FineIBT preamble, kept as a symbol of its own in front of a program.
+_CFI_PREFIX: Final = "__cfi_"
+_CFI_LENGTH: Final = 16
+
+_NO_LENGTHS: Final = "lengths of programs loaded before the start are unknown"
+
+
+class Snapshot:
+    """``loads`` by start; ``limit`` says in one sentence what it lacks, if anything."""
+
+    __slots__ = ("limit", "loads")
+
+    def __init__(self, loads: list[Load], limit: str) -> None:
+        self.loads = loads
+        self.limit = limit
+
+
+def take() -> Snapshot:
+    """Everything there is now. SourceError if nothing can be told at all.
+
+    A program's ``earliest`` is when its loading began; that of an image, and of
+    everything where bpf(2) is refused, is 0. ``latest`` is the time after the walk.
+    """
+    lines = bpf_lines()
+    try:
+        programs = list(bpf_programs.programs())
+        hidden = any(program.hidden for program in programs)
+    except SourceError as error:
+        if not lines:
+            raise
+        return Snapshot(without_lengths(lines, time.monotonic_ns()), f"{error}; {_NO_LENGTHS}")
+    now = time.monotonic_ns()
+    if not hidden:
+        return Snapshot(merge(programs, lines, now), "")
+    if not lines:
+        raise SourceError(bpf_programs.HIDDEN_PROBLEM, bpf_programs.HIDDEN_REMEDY)
+    limit = f"{bpf_programs.HIDDEN_PROBLEM}; {bpf_programs.HIDDEN_REMEDY}; {_NO_LENGTHS}"
+    return Snapshot(without_lengths(lines, now), limit)
+
+
+def merge(programs: Iterable[Program], lines: list[tuple[int, str]], now: int) -> list[Load]:
+    """Loads of all functions of ``programs`` and of the images among ``lines``."""
+    names = dict(lines)
+    by_start: dict[int, Load] = {}
+    for program in programs:
+        for load in program_loads(program, names, program.load_time, now):
+            known = by_start.get(load.symbol.start)
+            # Two at one start: the older one went away during the walk.
+            if known is None or (known.prog_id or 0) < program.id:
+                by_start[load.symbol.start] = load
+    for load in image_loads(lines, 0, now):
+        by_start.setdefault(load.symbol.start, load)
+    return [by_start[start] for start in sorted(by_start)]
+
+
+def image_loads(lines: list[tuple[int, str]], earliest: int, latest: int) -> list[Load]:
+    """What the ``[bpf]`` lines hold beside programs, which bpf(2) lists better."""
+    loads: list[Load] = []
+    for start, name in lines:
+        kind = bpf_kind(name)
+        if kind == BPF_PROG:
+            continue
+        preamble = name.startswith(_CFI_PREFIX)
+        length = _CFI_LENGTH if preamble else IMAGE_REACH
+        symbol = Symbol(start, start + length, name, kind, BPF_MODULE)
+        loads.append(Load(symbol, earliest, latest, None, not preamble))
+    return loads
+
+
+def without_lengths(lines: list[tuple[int, str]], now: int) -> list[Load]:
+    """Loads from kallsyms alone: each may reach to the next one, for a page at most."""
+    loads: list[Load] = []
+    ends = [start for start, _ in lines[1:]]
+    for (start, name), following in zip(lines, [*ends, 1 << 64]):
+        if following > start:
+            end = min(following, start + IMAGE_REACH)
+            symbol = Symbol(start, end, name, bpf_kind(name), BPF_MODULE)
+            loads.append(Load(symbol, 0, now, None, True))
+    return loads
+
+
+def program_loads(
+    program: Program, names: dict[int, str], earliest: int, latest: int
+) -> list[Load]:
+    """Loads of a program and its subprograms, with kallsyms' ``names`` where they fit."""
+    own: list[str] = []
+    loads: list[Load] = []
+    for at, (start, length) in enumerate(program.functions):
+        name = names.get(start, "")
+        if not _fits(name, program, at):
+            own = own or bpf_programs.function_names(program.id) or _short_names(program)
+            name = own[at] if at < len(own) and own[at] else UNNAMED_BPF
+        symbol = Symbol(start, start + length, name, BPF_PROG, BPF_MODULE)
+        loads.append(Load(symbol, min(earliest, latest), latest, program.id))
+    return loads
+
+
+def _fits(name: str, program: Program, at: int) -> bool:
+    """Whether kallsyms' line was about this function, and not one that was there before."""
+    parts = split_bpf_name(name)
+    if parts is None or parts[0] != program.tags[at]:
+        return False
+    return at > 0 or not program.name or parts[1].startswith(program.name)
+
+
+def _short_names(program: Program) -> list[str]:
+    """What is left to call a program by that is gone: only its main function has a name."""
+    rest = f"_{program.name}" if program.name else ""
+    return [f"bpf_prog_{program.tag}{rest}"]

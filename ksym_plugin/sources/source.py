@@ -1,0 +1,59 @@
+"""What an event source is."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Union
+
+    from ksym_plugin.symbols import Load, Loss, Unload
+
+    Change = Union[Load, Unload, Loss]
+
+
+class Source:
+    """Where changes of BPF symbols come from.
+
+    Constructing a source starts it: from when the constructor returns, whatever changes
+    is in a later ``read``. So a user constructs, takes a ``snapshot``, and then reads.
+    A constructor that raises SourceError has closed all it had opened.
+    """
+
+    #: What ``open_source`` knows it by.
+    name: str = ""
+    #: Seconds between reads for a source that cannot say when there is something; None
+    #: for one with a ``fileno``.
+    interval: float | None = None
+
+    def __init__(self) -> None:
+        #: What this source lacks here, in plain sentences, for whoever wants to know.
+        self.notes: list[str] = []
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when ``read`` should be called; or -1."""
+        return -1
+
+    def read(self) -> list[Change]:
+        """All changes since the last call; never waits for one."""
+        raise NotImplementedError
+
+    def snapshot(self) -> list[Load]:
+        """What the kernel holds now. SourceError if it does not tell."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop and give everything back; idempotent."""
+
+
+class Attempt:
+    """A source that did not start: why, and what to do about it."""
+
+    __slots__ = ("name", "problem", "remedy")
+
+    def __init__(self, name: str, problem: str, remedy: str) -> None:
+        self.name = name
+        self.problem = problem
+        self.remedy = remedy
+
+    def __repr__(self) -> str:
+        return f"Attempt({self.name}: {self.problem})"

@@ -1,0 +1,43 @@
+"""A file descriptor that becomes readable again and again: timerfd(2)."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Ticker:
+    """Makes ``fd`` readable every ``seconds``, until it is cleared."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, seconds: float) -> None:
+        """OSError where there is no timerfd, or no descriptor left for it."""
+        # os.timerfd_create() is Python 3.13's.
+        import ctypes
+
+        libc: Any = ctypes.CDLL(None, use_errno=True)
+        self.fd: int = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
+        # struct itimerspec: interval and first expiry, each in seconds and ns
+        parts = (int(seconds), int(seconds % 1 * 1e9)) * 2
+        spec = (ctypes.c_long * 4)(*parts)
+        if self.fd < 0 or libc.timerfd_settime(self.fd, 0, spec, None) < 0:
+            error = ctypes.get_errno()
+            self.close()
+            raise OSError(error, os.strerror(error))
+
+    def clear(self) -> None:
+        """Make ``fd`` unreadable until the next tick."""
+        with suppress(BlockingIOError):
+            os.read(self.fd, 8)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,163 @@
+"""bpf(2) and perf_event_open(2), which neither Python nor libc wraps.
+
+Both are called by number through libc's syscall(3); a failed call is an OSError with
+the kernel's errno. ctypes is loaded by the first call, not by the import, so that who
+only reads histories does not pay for it. File descriptors that come back are
+close-on-exec: bpf(2) makes them so, perf_event_open(2) is asked to.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from array import array
+
+from ksym_plugin.errors import SourceError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Final
+
+#: machine as uname(2) spells it: (bpf, perf_event_open), from the kernel's tables.
+_GENERIC: Final = (280, 241)
+_I386: Final = (357, 336)
+_ARM: Final = (386, 364)
+_PPC: Final = (361, 319)
+_NUMBERS: Final = {
+    "x86_64": (321, 298),
+    "aarch64": _GENERIC,
+    "riscv64": _GENERIC,
+    "loongarch64": _GENERIC,
+    "ppc64": _PPC,
+    "ppc64le": _PPC,
+    "s390x": (351, 331),
+    "i386": _I386,
+    "i486": _I386,
+    "i586": _I386,
+    "i686": _I386,
+    "armv6l": _ARM,
+    "armv7l": _ARM,
+    "armv8l": _ARM,
+}
+#: What a 32-bit interpreter speaks on a kernel that calls itself this.
+_COMPAT: Final = {"x86_64": "i686", "aarch64": "armv7l"}
+
+# enum bpf_cmd
+PROG_GET_NEXT_ID: Final = 11
+PROG_GET_FD_BY_ID: Final = 13
+OBJ_GET_INFO_BY_FD: Final = 15
+BTF_GET_FD_BY_ID: Final = 19
+
+# enum perf_type_id, enum perf_sw_ids, enum perf_event_read_format
+TYPE_SOFTWARE: Final = 1
+COUNT_SW_DUMMY: Final = 9
+FORMAT_LOST: Final = 1 << 4
+
+# The bits of perf_event_attr's flag word, counted from the first declared one.
+DISABLED: Final = 1 << 0
+EXCLUDE_USER: Final = 1 << 4
+EXCLUDE_KERNEL: Final = 1 << 5
+EXCLUDE_HV: Final = 1 << 6
+COMM: Final = 1 << 9
+WATERMARK: Final = 1 << 14
+SAMPLE_ID_ALL: Final = 1 << 18
+USE_CLOCKID: Final = 1 << 25
+KSYMBOL: Final = 1 << 29
+BPF_EVENT: Final = 1 << 30
+
+_FLAG_FD_CLOEXEC: Final = 8
+_ATTR: Final = struct.Struct("=IIQQQQQIIQQQQIiQIHH")
+
+_syscall: Callable[..., int] | None = None
+_get_errno: Callable[[], int] | None = None
+_numbers: tuple[int, int] | None = None
+
+
+def bpf(command: int, attr: array[int]) -> int:
+    """bpf(2): the command's result; ``attr`` is the union bpf_attr, changed in place."""
+    address, length = attr.buffer_info()
+    return _call(0, command, address, length * attr.itemsize, 0, 0)
+
+
+def perf_event_open(attr: bytes, pid: int, cpu: int, group: int = -1) -> int:
+    """perf_event_open(2): a close-on-exec file descriptor for ``attr``.
+
+    ``pid`` -1 with a ``cpu`` means every task there, which needs CAP_PERFMON or
+    kernel.perf_event_paranoid at 0 or below.
+    """
+    # The kernel writes to the attr's size field when it refuses it, so not into ``bytes``.
+    copy = array("B", attr)
+    return _call(1, copy.buffer_info()[0], pid, cpu, group, _FLAG_FD_CLOEXEC)
+
+
+def perf_event_attr(
+    *,
+    type: int,
+    config: int,
+    flags: int,
+    clockid: int = 0,
+    wakeup_watermark: int = 0,
+    sample_type: int = 0,
+    sample_period: int = 0,
+    read_format: int = 0,
+) -> bytes:
+    """A struct perf_event_attr of 112 bytes (PERF_ATTR_SIZE_VER5).
+
+    ``flags`` is a sum of this module's constants. ``wakeup_watermark`` counts bytes with
+    WATERMARK; without that flag the field is ``wakeup_events``, which counts samples.
+    """
+    return _ATTR.pack(
+        type,
+        _ATTR.size,
+        config,
+        sample_period,
+        sample_type,
+        read_format,
+        flags if sys.byteorder == "little" else _reversed_bits(flags),
+        wakeup_watermark,
+        *(0, 0, 0, 0, 0, 0),
+        clockid,
+        *(0, 0, 0, 0),
+    )
+
+
+def _reversed_bits(flags: int) -> int:
+    """The first bit-field of a 64-bit word is the highest bit where bytes are big-endian."""
+    return int(f"{flags:064b}"[::-1], 2)
+
+
+def _call(which: int, *arguments: int) -> int:
+    if _syscall is None or _get_errno is None or _numbers is None:
+        _load()
+        return _call(which, *arguments)
+    result = _syscall(_numbers[which], *arguments)
+    if result < 0:
+        error = _get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
+
+
+def _load() -> None:
+    global _syscall, _get_errno, _numbers
+    import ctypes
+
+    _numbers = numbers_for(os.uname().machine, struct.calcsize("P") == 4)
+    function: Any = ctypes.CDLL(None, use_errno=True).syscall
+    function.argtypes = [ctypes.c_long] * 6
+    function.restype = ctypes.c_long
+    _syscall, _get_errno = function, ctypes.get_errno
+
+
+def numbers_for(machine: str, is_32_bit: bool = False) -> tuple[int, int]:
+    """The numbers of bpf and perf_event_open on ``machine``; SourceError if not known."""
+    if is_32_bit:
+        machine = _COMPAT.get(machine, machine)
+    numbers = _NUMBERS.get(machine)
+    if numbers is None:
+        raise SourceError(
+            f"the system call numbers of bpf and perf_event_open on {machine} are not known here",
+            "add them to ksym_plugin/syscalls.py from the kernel's syscall table",
+        )
+    return numbers
