@@ -52,7 +52,7 @@ class KallsymsText:
     With ``strict`` such a line raises KallsymsError with its number instead.
     """
 
-    __slots__ = ("_lines_read", "_strict", "bpf_tail", "lines", "narrow", "skipped")
+    __slots__ = ("_strict", "_strict_lines", "bpf_tail", "lines", "narrow", "skipped")
 
     def __init__(self, strict: bool = False) -> None:
         self.lines: list[bytes] = []
@@ -60,27 +60,25 @@ class KallsymsText:
         self.narrow = False
         self.skipped = 0
         self._strict = strict
-        self._lines_read = 0
+        self._strict_lines = 0
 
     def add(self, block: bytes) -> None:
         """Take in some whole lines; the last may lack its newline."""
-        if not self._lines_read and block.startswith(_BOM):
+        if not self.lines and block.startswith(_BOM):
             block = block[len(_BOM) :]
         text = b"\n" + block[: -1 if block.endswith(b"\n") else None]
-        count = text.count(b"\n")
-        lines = self._regular(text, count)
+        lines = self._regular(text)
         if lines is None:
             lines = self._irregular(text[1:].split(b"\n"))
-        self._lines_read += count
         if self.bpf_tail:
             self.bpf_tail += lines
         elif b"[" in text:
             self.bpf_tail = _from_bpf(lines)
         self.lines += lines
 
-    def _regular(self, text: bytes, count: int) -> list[bytes] | None:
+    def _regular(self, text: bytes) -> list[bytes] | None:
         """The lines of text as the kernel prints it, or None for any other text."""
-        if self._strict or b"\r" in text or text.count(b" ") != 2 * count:
+        if self._strict or b"\r" in text:
             return None
         narrow = text[9:10] == b" "
         if (_NOT_NARROW if narrow else _NOT_WIDE).search(text):
@@ -90,20 +88,24 @@ class KallsymsText:
         if b"$" in text:
             text = _MAPPING_LINES.sub(b"", text)
         if narrow:
-            self.narrow = True
             text = text.replace(b"\n", b"\n" + _PADDING)
         lines = text.split(b"\n")
         del lines[0]
+        if text.count(b" ") != 2 * len(lines):
+            return None
+        self.narrow |= narrow
         return lines
 
     def _irregular(self, block: list[bytes]) -> list[bytes]:
         lines = []
-        for number, line in enumerate(block, self._lines_read + 1):
+        for number, line in enumerate(block, self._strict_lines + 1):
             match = _LINE.match(line)
             if match is None:
                 self._reject(line, number)
             elif not _MAPPING_NAME.match(match[3]):
                 lines.append(self._rewrite(match))
+        # Counted here alone: strict reading comes by here with every line.
+        self._strict_lines += len(block)
         return lines
 
     def _reject(self, line: bytes, number: int) -> None:
