@@ -52,24 +52,27 @@ def choose_boot(
     build_id: str | None = None,
     release: str | None = None,
     host: str | None = None,
+    text_start: int | None = None,
 ) -> Boot | None:
     """The boot that data of such a kernel and host can come from, the newest of several.
 
     What is None is not known. A boot whose kernel or host differ from what is known is
-    never chosen: its names would be wrong. ``boot_id`` is a preference only: the boot of
+    never chosen: its names would be wrong. ``text_start`` is the address of ``_text``,
+    which differs from boot to boot with KASLR. ``boot_id`` is a preference only: the boot of
     this system if it fits, else another. None if no boot fits.
     """
-    wanted = (build_id, release, host)
+    wanted = (build_id, release, host, text_start)
     fitting = [
         boot
         for boot in history.boots()
         if all(
             want is None or has is None or want == has
-            for want, has in zip(wanted, (boot.build_id, boot.release, boot.host))
+            for want, has in zip(wanted, (boot.build_id, boot.release, boot.host, boot.text_start))
         )
     ]
     of_this_system = [boot for boot in fitting if boot.boot_id == boot_id]
-    return (of_this_system or fitting or [None])[-1]
+    chosen = of_this_system or fitting
+    return chosen[-1] if chosen else None
 
 
 def describe(boot: Boot) -> str:

@@ -1,0 +1,187 @@
+"""The checks ``ksym doctor`` makes. Each opens what it asks about, and closes it again."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ksym_plugin import histories, kernel_id
+from ksym_plugin.cli import kernel_text
+from ksym_plugin.cli.output import plural
+from ksym_plugin.cli.patience import ask
+from ksym_plugin.cli.script import perf_problem
+from ksym_plugin.cli.times import length
+from ksym_plugin.clocks import PerfClock
+from ksym_plugin.errors import KsymError
+from ksym_plugin.history import History
+from ksym_plugin.sources import names, open_source
+from ksym_plugin.sources.bpf_programs import HIDDEN_PROBLEM, HIDDEN_REMEDY, programs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Final
+
+_SYSCTLS: Final = "/proc/sys/net/core"
+#: How long a kernel may take; listing ten thousand programs takes a few seconds.
+_ASK_SECONDS: Final = 15.0
+_HANGS: Final = "bpf(2) or perf_event_open(2) does not come back"
+_HANGS_REMEDY: Final = "restart this machine: no program can mend a kernel that hangs there"
+_ADDRESSES: Final = (
+    "run as root or with CAP_SYSLOG, and set kernel.kptr_restrict below 2 "
+    "(sysctl kernel.kptr_restrict=1)"
+)
+_CLOCK_REMEDY: Final = (
+    "set kernel.perf_event_paranoid to 2 or below, or sample with: perf record -k CLOCK_MONOTONIC"
+)
+_JIT_REMEDY: Final = "turn it on with: sysctl net.core.bpf_jit_enable=1"
+_LIST_REMEDY: Final = "list them with: sysctl net.core.bpf_jit_kallsyms=1 net.core.bpf_jit_harden=0"
+
+
+class Check:
+    """One thing that was looked at; ``remedy`` is empty where nothing is to be done."""
+
+    __slots__ = ("finding", "fine", "name", "remedy")
+
+    def __init__(self, name: str, fine: bool, finding: str, remedy: str = "") -> None:
+        self.name = name
+        self.fine = fine
+        self.finding = finding
+        self.remedy = remedy
+
+    @property
+    def state(self) -> str:
+        return "ok" if self.fine else "missing"
+
+    def sentence(self) -> str:
+        return f"{self.finding}; {self.remedy}" if self.remedy else self.finding
+
+
+def source_names() -> list[str]:
+    return [f"source {name}" for name in names()]
+
+
+def run_all(history: str | None) -> list[Check]:
+    return [
+        *(_guarded(f"source {name}", partial(_source, name)) for name in names()),
+        _guarded("bpf(2)", _programs),
+        _kallsyms(),
+        _clock(),
+        _perf(),
+        _history(history),
+        *_jit(),
+    ]
+
+
+def _guarded(name: str, question: Callable[[], tuple[bool, str, str]]) -> Check:
+    """A check that the kernel may never answer."""
+    try:
+        answer = ask(question, _ASK_SECONDS)
+    except TimeoutError:
+        return Check(name, False, _HANGS, _HANGS_REMEDY)
+    if not isinstance(answer, list):
+        return Check(name, False, "the check died", "report this with the kernel's release")
+    fine, finding, remedy = answer
+    return Check(name, fine, finding, remedy)
+
+
+def _source(name: str) -> tuple[bool, str, str]:
+    try:
+        source, _ = open_source(name)
+    except KsymError as error:
+        return False, error.problem.partition(": ")[2] or error.problem, error.remedy
+    try:
+        # What a recorder does first: a source that cannot do it is of no use.
+        source.snapshot()
+    except KsymError as error:
+        return False, f"starts, but {error.problem}", error.remedy
+    finally:
+        source.close()
+    return True, "; ".join(["starts", *source.notes]), ""
+
+
+def _programs() -> tuple[bool, str, str]:
+    try:
+        found = list(programs())
+    except KsymError as error:
+        return False, error.problem, error.remedy
+    if any(program.hidden for program in found):
+        return False, HIDDEN_PROBLEM, HIDDEN_REMEDY
+    return True, f"lists {plural(len(found), 'program')}", ""
+
+
+def _kallsyms() -> Check:
+    if kernel_text.start() is None:
+        return Check("kallsyms", False, "kernel addresses are hidden", _ADDRESSES)
+    return Check("kallsyms", True, "kernel addresses can be read")
+
+
+def _clock() -> Check:
+    clock = PerfClock()
+    try:
+        if clock.problem or clock.read().perf is None:
+            problem = clock.problem or "perf's clock cannot be read"
+            return Check("perf's clock", False, problem, _CLOCK_REMEDY)
+    finally:
+        clock.close()
+    return Check("perf's clock", True, "can be read")
+
+
+def _perf() -> Check:
+    problem, remedy = perf_problem()
+    return Check("perf", not problem, problem or "runs Python scripts", remedy)
+
+
+def _history(explicit: str | None) -> Check:
+    path = histories.find(explicit, None)
+    if path is None:
+        return Check("history", False, "there is none yet", "make one with: ksym record")
+    try:
+        with History(path) as history:
+            return _state_of(history)
+    except KsymError as error:
+        return Check("history", False, error.problem, error.remedy)
+
+
+def _state_of(history: History) -> Check:
+    boot = histories.choose_boot(history, kernel_id.boot_id())
+    if boot is None:
+        return Check("history", False, f"{history.path} is empty", "fill it with: ksym record")
+    past = history.past(boot)
+    if boot.boot_id != kernel_id.boot_id():
+        finding = f"{history.path} has nothing of this boot, but of {histories.describe(boot)}"
+        return Check("history", False, finding, "record this boot with: ksym record")
+    covered = sum(session.covered - session.started for session in past.sessions)
+    killed = sum(session.killed for session in past.sessions)
+    parts = [
+        f"{history.path} covers {length(covered)} in {plural(len(past.sessions), 'session')}",
+        plural(len(past.losses), "gap"),
+    ]
+    if any(session.writing for session in past.sessions):
+        parts.append("recording now")
+    if killed:
+        parts.append(f"{plural(killed, 'recorder')} killed")
+    return Check("history", True, ", ".join(parts))
+
+
+def _jit() -> list[Check]:
+    """The JIT's switches: without it no program has an address, and kallsyms may hide names."""
+    enabled = _switch("bpf_jit_enable")
+    listed = _switch("bpf_jit_kallsyms")
+    hardened = _switch("bpf_jit_harden")
+    return [
+        Check("BPF JIT", False, "it is off, so programs have no addresses", _JIT_REMEDY)
+        if enabled == "0"
+        else Check("BPF JIT", True, "is on" if enabled else "its switch cannot be read here"),
+        Check("BPF in kallsyms", False, "trampolines and other images have no names", _LIST_REMEDY)
+        if listed == "0" or hardened not in ("0", "")
+        else Check("BPF in kallsyms", True, "is listed" if listed else "cannot be read here"),
+    ]
+
+
+def _switch(name: str) -> str:
+    """A sysctl's value; empty where it is not there or not for this user."""
+    try:
+        with open(f"{_SYSCTLS}/{name}", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,253 @@
+"""``ksym record``: follow BPF symbols into a history, for as long as a command runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import time
+
+import click
+
+from ksym_plugin import histories
+from ksym_plugin.cli import kernel_text
+from ksym_plugin.cli.output import plural, say
+from ksym_plugin.cli.stopping import Signals, is_foreground
+from ksym_plugin.cli.times import SECOND, size, span
+from ksym_plugin.clocks import PerfClock
+from ksym_plugin.errors import KsymError
+from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.recorder import Recorder
+from ksym_plugin.sources import AUTO, names, open_source
+from ksym_plugin.symbols import BPF_PROG
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Final
+
+    from ksym_plugin.sources import Attempt, Source
+
+#: How often what is too old or too much is dropped.
+_RETENTION_SPAN: Final = 300 * SECOND
+_STOPS: Final = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+_FAILED: Final = 1
+#: What a shell's exit status is for a command it cannot find, and cannot run.
+_NOT_FOUND: Final = 127
+_NOT_RUN: Final = 126
+_BY_SIGNAL: Final = 128
+
+
+@click.command(
+    name="record",
+    short_help="Keep a history of BPF symbols, while a command runs.",
+    epilog="Example: ksym record -- perf record -g -p PID",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option(
+    "-o",
+    "--output",
+    "-H",
+    "--history",
+    "output",
+    default=histories.BESIDE,
+    show_default=True,
+    metavar="FILE",
+    help="The history; what it holds already is kept.",
+)
+@click.option(
+    "--source",
+    default=AUTO,
+    show_default=True,
+    type=click.Choice([AUTO, *names()]),
+    help="Where changes come from.",
+)
+@click.option(
+    "--for", "seconds", type=span, metavar="TIME", help="Stop after so many seconds (or m, h, d)."
+)
+@click.option("--max-age", type=span, metavar="TIME", help="Forget what ended before, such as 7d.")
+@click.option("--max-size", type=size, metavar="SIZE", help="Forget the oldest beyond, such as 1G.")
+@click.option("--stats", is_flag=True, help="Say at the end what recording has cost.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    output: str,
+    source: str,
+    seconds: int | None,
+    max_age: int | None,
+    max_size: int | None,
+    stats: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Record which BPF symbol was where and when, until Ctrl-C, or while COMMAND runs.
+
+    COMMAND starts once the history covers the time, and its exit status is passed on.
+    With --for, a COMMAND that still runs by then is ended with SIGTERM.
+    """
+    retention = Retention(max_age, max_size)
+    with Signals() as signals:
+        status = _record(output, source, seconds, retention, command, signals)
+    if stats:
+        say(_cost(output))
+    ctx.exit(status)
+
+
+class Retention:
+    """What is dropped from a history that is being written, and when next."""
+
+    def __init__(self, max_age: int | None, max_size: int | None) -> None:
+        self._max_age = max_age
+        self._max_size = max_size
+        self.due: int | None = None if max_age is None and max_size is None else 0
+
+    def apply(self, writer: HistoryWriter) -> None:
+        if self.due is None:
+            return
+        now = time.monotonic_ns()
+        if self._max_age is not None and now > self._max_age:
+            writer.forget(now - self._max_age)
+        if self._max_size is not None:
+            writer.shrink(self._max_size)
+        self.due = now + _RETENTION_SPAN
+
+
+def _record(
+    output: str,
+    source_name: str,
+    seconds: int | None,
+    retention: Retention,
+    command: Sequence[str],
+    signals: Signals,
+) -> int:
+    """Record from opening to closing; the exit status."""
+    with contextlib.ExitStack() as stack:
+        source, attempts = open_source(source_name)
+        stack.callback(source.close)
+        started = time.monotonic_ns()
+        clock = PerfClock()
+        stack.callback(clock.close)
+        writer = HistoryWriter(output, source.name, started, kernel_text.start())
+        recorder = Recorder(source, writer, clock)
+        try:
+            recorder.start()
+        except BaseException:
+            writer.close(started)
+            raise
+        before = recorder.changes
+        _announce(output, source, attempts, clock)
+        until = None if seconds is None else time.monotonic_ns() + seconds
+        run = Run(recorder, writer, retention, signals, until)
+        try:
+            status = run.until_stopped() if not command else run.while_running(command)
+        finally:
+            recorder.finish()
+        say(_summary(recorder, recorder.changes - before, output))
+        return status
+
+
+def _announce(output: str, source: Source, attempts: list[Attempt], clock: PerfClock) -> None:
+    instead = "".join(f"; not {failed.name}: {failed.problem}" for failed in attempts)
+    say(f"recording with {source.name} into {output}{instead}")
+    for note in source.notes:
+        say(note)
+    if clock.problem:
+        say(f"{clock.problem}; record samples with: perf record -k CLOCK_MONOTONIC")
+
+
+class Run:
+    """One recording at work, alone or beside a command."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        writer: HistoryWriter,
+        retention: Retention,
+        signals: Signals,
+        until: int | None,
+    ) -> None:
+        self._recorder = recorder
+        self._writer = writer
+        self._retention = retention
+        self._signals = signals
+        self._until = until
+
+    def until_stopped(self) -> int:
+        while not self._is_over():
+            if self._step() & _STOPS:
+                break
+        return 0
+
+    def while_running(self, command: Sequence[str]) -> int:
+        """Start the command, record until it has ended; its status as a shell has it."""
+        try:
+            child = subprocess.Popen(command)
+        except OSError as error:
+            found = not isinstance(error, FileNotFoundError)
+            say(f"{command[0]} cannot be run ({error.strerror}); name a command that is there")
+            return _NOT_RUN if found else _NOT_FOUND
+        try:
+            self._follow(child)
+        except KsymError as error:
+            # The command is somebody's work, and has done nothing wrong.
+            say(f"{error}; recording has stopped, {command[0]} goes on")
+            self._wait(child)
+            return _FAILED
+        code = child.returncode
+        return code if code >= 0 else _BY_SIGNAL - code
+
+    def _follow(self, child: subprocess.Popen[bytes]) -> None:
+        while child.poll() is None:
+            if self._is_over():
+                child.terminate()
+                self._until = None
+            _pass_on(self._step(), child)
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> None:
+        while child.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.1)
+            _pass_on(self._signals.take(), child)
+
+    def _step(self) -> set[int]:
+        """Record until something is due; the signals that arrived."""
+        due = self._retention.due
+        if due is not None and time.monotonic_ns() >= due:
+            self._retention.apply(self._writer)
+            due = self._retention.due
+        ends = [end for end in (self._until, due) if end is not None]
+        self._recorder.run(min(ends, default=None), self._signals.fd)
+        return self._signals.take()
+
+    def _is_over(self) -> bool:
+        return self._until is not None and time.monotonic_ns() >= self._until
+
+
+def _pass_on(arrived: set[int], child: subprocess.Popen[bytes]) -> None:
+    """Forward what did not reach the command by itself, as a terminal's Ctrl-C does."""
+    for number in arrived & _STOPS:
+        if number != signal.SIGINT or not is_foreground():
+            child.send_signal(number)
+
+
+def _summary(recorder: Recorder, changes: int, output: str) -> str:
+    live = recorder.timeline.live()
+    programs = {life.prog_id or life.symbol.start for life in live if life.symbol.kind == BPF_PROG}
+    counts = ", ".join(
+        (
+            plural(changes, "change"),
+            plural(recorder.losses, "loss"),
+            # The first one is the start itself.
+            plural(recorder.resyncs - 1, "resync"),
+        )
+    )
+    return f"{counts}; {plural(len(programs), 'program')} live at the end; kept in {output}"
+
+
+def _cost(output: str) -> str:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = used.ru_utime + used.ru_stime
+    kept = os.path.getsize(output)
+    return f"{cpu:.2f} s of CPU, {used.ru_maxrss / 1024:.0f} MB of memory, {kept} bytes kept"

@@ -1,0 +1,120 @@
+"""``ksym resolve``: names for addresses, as they were at a time."""
+
+from __future__ import annotations
+
+import string
+import time
+
+import click
+
+from ksym_plugin.cli import live, lookup, options
+from ksym_plugin.cli.output import hexadecimal, say, write_json, write_lines
+from ksym_plugin.cli.times import Dial
+from ksym_plugin.errors import KsymError
+from ksym_plugin.histories import describe
+from ksym_plugin.resolver import Resolver
+from ksym_plugin.symbols import EXACT, Frame
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, Final
+
+    from ksym_plugin.history import Past
+    from ksym_plugin.symbols import Reason
+
+_DIGITS: Final = frozenset(string.hexdigits)
+
+
+@click.command(
+    name="resolve",
+    short_help="Name addresses, as of a time.",
+    epilog="Example: ksym resolve --at 5741.328403 0xffffffffc02d41c8",
+)
+@options.history
+@options.at
+@options.clock
+@options.as_json
+@click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
+def command(
+    history: str | None,
+    at: int | None,
+    clock: str | None,
+    as_json: bool,
+    addresses: tuple[str, ...],
+) -> None:
+    """Name kernel addresses as they were at a time, by default the latest that is covered.
+
+    ADDRESS is hexadecimal; - reads addresses from stdin. Without a history, the live
+    system answers.
+    """
+    with lookup.past(history) as known:
+        if known is not None:
+            resolver, time_ns = _recorded(known, at, clock)
+        elif at is not None:
+            resolver, time_ns = _unrecorded()
+        else:
+            resolver = Resolver(live.timeline(), live.kallsyms(needed=True))
+            time_ns = time.monotonic_ns()
+        # One call an address: stdin may hold any number, and is answered as it comes.
+        found = ((address, resolver.resolve(address, time_ns)) for address in _addresses(addresses))
+        if as_json:
+            write_json([_entry(address, frame) for address, frame in found])
+        else:
+            write_lines(_line(address, frame) for address, frame in found)
+
+
+def _recorded(known: Past, at: int | None, clock: str | None) -> tuple[Resolver, int]:
+    """Names from a history; the static ones only if they are of the same boot."""
+    time_ns = lookup.moment(known, at, clock)
+    if at is None:
+        dial = Dial(known.clock_map(), clock)
+        say(f"as of {dial.text(time_ns)} on the {dial.clock} clock, the end of the history")
+    if lookup.is_of_this_boot(known):
+        return Resolver(known, live.kallsyms(needed=False)), time_ns
+    say(f"only BPF symbols have names here: the history is of {describe(known.boot)}")
+    return Resolver(known, None), time_ns
+
+
+def _unrecorded() -> tuple[Resolver, int]:
+    """Names at a time that nobody recorded: the kernel's own stay, BPF's are not known."""
+    say("BPF symbols have no names here: there is no history of that time (see ksym record)")
+    return Resolver(live.Unrecorded(), live.kallsyms(needed=True)), 0
+
+
+def _addresses(words: tuple[str, ...]) -> Iterator[int]:
+    for word in words:
+        if word != "-":
+            yield _address(word)
+            continue
+        with click.open_file("-", errors="replace") as lines:
+            for line in lines:
+                yield from map(_address, line.split())
+
+
+def _address(word: str) -> int:
+    digits = word[2:] if word[:2] in ("0x", "0X") else word
+    if not 0 < len(digits) <= 16 or not _DIGITS.issuperset(digits):
+        raise KsymError(f"{word[:40]!r} is no address", "give up to 16 hexadecimal digits")
+    return int(digits, 16)
+
+
+def _line(address: int, frame: Frame | Reason) -> str:
+    if not isinstance(frame, Frame):
+        return f"{hexadecimal(address)}  [unknown]  {frame.text}"
+    module = f" ({frame.module})" if frame.module else ""
+    certainty = "" if frame.certainty == EXACT else f"  {frame.certainty}"
+    return f"{hexadecimal(address)}  {frame.name}+{frame.offset:#x}{module}{certainty}"
+
+
+def _entry(address: int, frame: Frame | Reason) -> dict[str, Any]:
+    if not isinstance(frame, Frame):
+        return {"address": hexadecimal(address), "name": None, "reason": frame.text}
+    return {
+        "address": hexadecimal(address),
+        "name": frame.name,
+        "offset": frame.offset,
+        "module": frame.module,
+        "kind": frame.kind,
+        "certainty": frame.certainty,
+    }

@@ -1,0 +1,149 @@
+"""``ksym script``: perf script with every kernel frame named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import click
+
+import ksym_plugin
+from ksym_plugin import histories
+from ksym_plugin.cli import options
+from ksym_plugin.errors import KsymError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+#: Tells the handler, which perf's own interpreter runs, where this package is.
+PACKAGE: Final = "KSYM_PACKAGE"
+_OURS: Final = ("-i", "-H", "--input", "--history", "--format", "--clock")
+_FLAGS: Final = ("-h", "--help")
+_ASK_SECONDS: Final = 20
+
+
+class Passing(click.Command):
+    """Takes its own options out of the arguments and leaves perf all others as they are."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ours, theirs = split(args)
+        return super().parse_args(ctx, [*ours, "--", *theirs])
+
+
+def split(args: list[str]) -> tuple[list[str], list[str]]:
+    """Our arguments and perf's, in order: ``-Fip`` is perf's ``-F ip`` and holds no ``-i``."""
+    ours: list[str] = []
+    theirs: list[str] = []
+    rest = iter(args)
+    for arg in rest:
+        if arg in _OURS:
+            ours += [arg, *[value for value in (next(rest, None),) if value is not None]]
+        elif arg in _FLAGS or arg.startswith(("-i", "-H")) or arg.split("=")[0] in _OURS:
+            ours.append(arg)
+        else:
+            theirs.append(arg)
+    return ours, theirs
+
+
+@click.command(
+    name="script",
+    cls=Passing,
+    short_help="perf script, with every kernel frame named.",
+    epilog="Example: ksym script --format folded | flamegraph.pl > flames.svg",
+    options_metavar="[OPTIONS]",
+)
+@click.option(
+    "-i", "--input", "data", metavar="FILE", help="What perf recorded.  [default: perf.data]"
+)
+@options.history
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "folded"]),
+    default="text",
+    show_default=True,
+    help="perf script's text, or one line a stack for flame graphs.",
+)
+@options.clock
+@click.argument("perf_options", nargs=-1, type=click.UNPROCESSED, metavar="[PERF OPTIONS]...")
+def command(
+    data: str | None,
+    history: str | None,
+    form: str,
+    clock: str | None,
+    perf_options: tuple[str, ...],
+) -> None:
+    """Print what perf recorded, with every kernel frame named as it was when sampled.
+
+    Runs perf script on its own handler; further options go to perf script, and its exit
+    status is passed on. The history may also lie beside the perf.data.
+    """
+    package = package_folder()
+    call = ["perf", "script", *(("-i", data) if data else ()), "-s", handler(package)]
+    call += [*perf_options, "--", "--format", form]
+    found = histories.find(history, data)
+    if found is not None:
+        call += ["--history", found]
+    if clock is not None:
+        call += ["--clock", clock]
+    require_python()
+    sys.stdout.flush()
+    # Python ignores it, and what is ignored stays so across exec.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.execvpe("perf", call, {**os.environ, PACKAGE: package})  # noqa: S606
+
+
+def package_folder() -> str:
+    """The folder that holds this package."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(ksym_plugin.__file__)))
+
+
+def handler(package: str) -> str:
+    """The script perf runs, from a checkout or from a wheel."""
+    for parts in (
+        ("contrib", "perf-script", "ksym_handler.py"),
+        ("ksym_plugin", "_contrib", "ksym_handler.py"),
+    ):
+        path = os.path.join(package, *parts)
+        if os.path.exists(path):
+            return path
+    raise KsymError(f"ksym_handler.py is missing from {package}", "install ksym-plugin again")
+
+
+def require_python() -> None:
+    """KsymError if there is no perf, or one that cannot run Python scripts."""
+    problem, remedy = perf_problem()
+    if problem:
+        raise KsymError(problem, remedy)
+
+
+def perf_problem() -> tuple[str, str]:
+    """What keeps perf from running the handler and the remedy; both empty if nothing does."""
+    try:
+        done = subprocess.run(
+            ["perf", "version", "--build-options"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_ASK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "perf version does not come back", "see what keeps perf waiting"
+    except OSError as error:
+        return (
+            f"perf cannot be run ({error.strerror})",
+            "install it (Debian: apt install linux-perf)",
+        )
+    for line in done.stdout.decode(errors="replace").splitlines():
+        # "             libpython: [ on  ]  # HAVE_LIBPYTHON_SUPPORT"
+        name, _, state = line.partition(":")
+        if name.strip() == "libpython" and "OFF" in state:
+            return (
+                "this perf was built without libpython and runs no Python scripts",
+                "install one that has it (Debian: apt install linux-perf)",
+            )
+    return "", ""

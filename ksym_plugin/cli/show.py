@@ -1,0 +1,198 @@
+"""``ksym show``: which BPF symbol was where, and from when to when."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import click
+
+from ksym_plugin import kernel_id
+from ksym_plugin.cli import live, lookup, options
+from ksym_plugin.cli.output import hexadecimal, write_json, write_lines
+from ksym_plugin.cli.times import Dial
+from ksym_plugin.histories import describe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any, Final
+
+    from ksym_plugin.history import Past, Session
+    from ksym_plugin.symbols import Lifetime
+
+_ROW: Final = "{:18}  {:>6}  {:>7}  {:24}  {:24}  {}"
+_HEAD: Final = _ROW.format("START", "SIZE", "PROGRAM", "LOADED", "UNLOADED", "NAME")
+
+
+@click.command(
+    name="show",
+    short_help="List the symbols of a history.",
+    epilog="Example: ksym show --at 5741.328403 'bpf_prog_*'",
+)
+@options.history
+@options.at
+@options.clock
+@click.option("--all", "everything", is_flag=True, help="Whatever was there at any time.")
+@options.as_json
+@click.argument("pattern", default="")
+def command(
+    history: str | None,
+    at: int | None,
+    clock: str | None,
+    everything: bool,
+    as_json: bool,
+    pattern: str,
+) -> None:
+    """List BPF symbols: those live at a time, by default the latest that is covered.
+
+    PATTERN is a part of the name, or a whole one with * and ?. A window in brackets says
+    how much earlier it can have happened. Without a history, what is live now is listed.
+    In JSON, times are nanoseconds on the clock and windows are [earliest, latest].
+    """
+    if everything and at is not None:
+        raise click.UsageError("--all has no use for --at")
+    with lookup.past(history) as known:
+        if known is None:
+            _show_live(everything or at is not None, clock, as_json, pattern)
+            return
+        dial = Dial(known.clock_map(), clock)
+        time_ns = None if everything else lookup.moment(known, at, clock)
+        found = _chosen(known, time_ns, pattern)
+        if as_json:
+            write_json(_document(known, dial, time_ns, found))
+            return
+        write_lines(_head(known, dial, time_ns))
+        write_lines(_table(found, dial))
+
+
+def _show_live(past_wanted: bool, clock: str | None, as_json: bool, pattern: str) -> None:
+    if past_wanted:
+        raise lookup.no_history()
+    found = [life for life in live.lifetimes() if _matches(life, pattern)]
+    dial = Dial(lookup.clocks_now(), clock)
+    if as_json:
+        symbols = [_symbol(life, dial) for life in found]
+        write_json({"history": None, "clock": dial.clock, "symbols": symbols})
+        return
+    host, release = kernel_id.hostname(), kernel_id.release()
+    write_lines((f"live system {host}, Linux {release}, times on the {dial.clock} clock", ""))
+    write_lines(_table(found, dial))
+
+
+def _chosen(known: Past, time_ns: int | None, pattern: str) -> list[Lifetime]:
+    if time_ns is not None:
+        return [life for life in known.live(time_ns) if _matches(life, pattern)]
+    return [life for life in known.lifetimes(_like(pattern)) if _matches(life, pattern)]
+
+
+def _matches(lifetime: Lifetime, pattern: str) -> bool:
+    return fnmatchcase(lifetime.symbol.name, _glob(pattern))
+
+
+def _glob(pattern: str) -> str:
+    return pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
+
+
+def _like(pattern: str) -> str:
+    """A pattern for SQL that matches at least what the glob does."""
+    glob = _glob(pattern)
+    return "%" if "[" in glob else glob.replace("*", "%").replace("?", "_")
+
+
+def _head(known: Past, dial: Dial, time_ns: int | None) -> Iterator[str]:
+    """What the history covers, and what it does not."""
+    yield f"history of {describe(known.boot)}, times on the {dial.clock} clock"
+    for session in known.sessions:
+        until = dial.text(session.covered)
+        yield (
+            f"  {dial.text(session.started)} to {until}  {session.source}, {_state(session, until)}"
+        )
+    for loss in known.losses:
+        count = "" if loss.count is None else f", {loss.count} lost"
+        yield f"  gap {dial.text(loss.since)} to {dial.text(loss.until)}  {loss.cause}{count}"
+    if time_ns is not None:
+        covered = "" if known.covers(time_ns) else ", which is not covered"
+        yield f"live at {dial.text(time_ns)}{covered}"
+    yield ""
+
+
+def _state(session: Session, until: str) -> str:
+    if session.killed:
+        return f"recorder killed: what changed after {until} is unknown"
+    return "recording now" if session.writing else "closed"
+
+
+def _table(found: Iterable[Lifetime], dial: Dial) -> Iterator[str]:
+    yield _HEAD
+    for life in found:
+        symbol = life.symbol
+        size = symbol.end - symbol.start
+        yield _ROW.format(
+            hexadecimal(symbol.start),
+            f"<={size}" if life.open_ended else size,
+            "-" if life.prog_id is None else life.prog_id,
+            dial.window(life.loaded_earliest, life.loaded_latest),
+            dial.window(life.unloaded_earliest, life.unloaded_latest),
+            symbol.name,
+        )
+
+
+def _document(
+    known: Past, dial: Dial, time_ns: int | None, found: Iterable[Lifetime]
+) -> dict[str, Any]:
+    boot = known.boot
+    return {
+        "boot": {
+            "id": boot.boot_id,
+            "host": boot.host,
+            "release": boot.release,
+            "build_id": boot.build_id,
+        },
+        "clock": dial.clock,
+        "at": None if time_ns is None else dial.of(time_ns),
+        "covered": None if time_ns is None else known.covers(time_ns),
+        "sessions": [
+            {
+                "source": session.source,
+                "started": dial.of(session.started),
+                "covered": dial.of(session.covered),
+                "closed": session.closed,
+                "writing": session.writing,
+                "killed": session.killed,
+            }
+            for session in known.sessions
+        ],
+        "gaps": [
+            {
+                "since": dial.of(loss.since),
+                "until": dial.of(loss.until),
+                "cause": loss.cause,
+                "count": loss.count,
+            }
+            for loss in known.losses
+        ],
+        "symbols": [_symbol(life, dial) for life in found],
+    }
+
+
+def _symbol(life: Lifetime, dial: Dial) -> dict[str, Any]:
+    symbol = life.symbol
+    unloaded = None
+    if life.unloaded_earliest is not None and life.unloaded_latest is not None:
+        unloaded = [dial.of(life.unloaded_earliest), dial.of(life.unloaded_latest)]
+    return {
+        "start": hexadecimal(symbol.start),
+        "end": hexadecimal(symbol.end),
+        "end_is_bound": life.open_ended,
+        "name": symbol.name,
+        "kind": symbol.kind,
+        "module": symbol.module,
+        "program": life.prog_id,
+        "pid": life.pid,
+        "comm": life.comm,
+        "loaded": [
+            dial.of(life.loaded_earliest) if life.loaded_earliest > 0 else None,
+            dial.of(life.loaded_latest),
+        ],
+        "unloaded": unloaded,
+    }

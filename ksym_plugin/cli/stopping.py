@@ -1,0 +1,79 @@
+"""Stop signals and a command's end, as something that can be polled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+    from typing import Any, Final
+
+#: SIGINT counts also where a shell's ``&`` made it ignored; SIGHUP not under nohup.
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+
+
+class Signals:
+    """From entering to leaving, signals arrive at ``fd`` instead of interrupting.
+
+    Use from the main thread. A process started meanwhile has none of this: handlers end
+    with its exec, and both ends of the pipe are close-on-exec.
+    """
+
+    def __init__(self) -> None:
+        self.fd = -1
+        self._write = -1
+        self._before: dict[int, Any] = {}
+        self._wakeup = -1
+
+    def __enter__(self) -> Signals:
+        self.fd, self._write = os.pipe()
+        for fd in (self.fd, self._write):
+            os.set_blocking(fd, False)
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            before = signal.getsignal(number)
+            if number != signal.SIGHUP or before != signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, _note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self.fd)
+        os.close(self._write)
+
+    def take(self) -> set[int]:
+        """The signals that arrived since the last call."""
+        arrived: set[int] = set()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                arrived.update(os.read(self.fd, 4096))
+        return arrived
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """Nothing: the signal's number is in the pipe already."""
+
+
+def is_foreground() -> bool:
+    """Whether a Ctrl-C on the terminal reaches this process and those it started."""
+    try:
+        fd = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
