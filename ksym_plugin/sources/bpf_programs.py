@@ -49,10 +49,23 @@ class Program:
     BPF_PROG_LOAD. ``functions`` are (start, length) of the main program and its
     subprograms in the kernel's order, and ``tags`` theirs; empty if the program is not
     JITed. ``name`` is cut at 15 characters (BPF_OBJ_NAME_LEN). ``hidden`` says that the
-    program has functions and the kernel would not tell where.
+    program has functions and the kernel would not tell where. ``split_tag`` is the tag of
+    the main function on its own, where there are others; its symbol has ``tag``, which
+    is that of the whole program.
     """
 
-    __slots__ = ("functions", "hidden", "id", "load_time", "name", "tag", "tags", "type", "uid")
+    __slots__ = (
+        "functions",
+        "hidden",
+        "id",
+        "load_time",
+        "name",
+        "split_tag",
+        "tag",
+        "tags",
+        "type",
+        "uid",
+    )
 
     def __init__(
         self, id: int, type: int, tag: str, name: str, load_time: int, uid: int, hidden: bool
@@ -66,6 +79,7 @@ class Program:
         self.hidden = hidden
         self.functions: list[tuple[int, int]] = []
         self.tags: list[str] = []
+        self.split_tag = tag
 
     def __repr__(self) -> str:
         return f"Program({self.id}, {self.tag}, {self.name}, {len(self.functions)} functions)"
@@ -258,6 +272,8 @@ class _Inquiry:
             if start and length:
                 found.functions.append((start, length))
                 found.tags.append(tags[_TAG_SIZE * at : _TAG_SIZE * (at + 1)].hex())
+        if found.tags:
+            found.split_tag, found.tags[0] = found.tags[0], found.tag
         return found
 
 

@@ -29,6 +29,7 @@ class Event:
 
     __slots__ = (
         "at",
+        "doubtful",
         "earliest",
         "latest",
         "length",
@@ -55,6 +56,8 @@ class Event:
         self.latest = 0
         self.prog_id: int | None = None
         self.there: bool | None = None
+        #: One of several that a BPF_EVENT may have been about.
+        self.doubtful = False
         self.rank = 0
         #: The name it was reported under, once it was.
         self.reported = ""

@@ -10,7 +10,7 @@ import time
 
 from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import bpf_programs, snapshot
-from ksym_plugin.sources.bpf_lines import bpf_lines
+from ksym_plugin.sources.bpf_lines import read_lines
 from ksym_plugin.sources.source import Source
 from ksym_plugin.symbols import Load, Loss, Unload
 
@@ -49,20 +49,19 @@ class PollingSource(Source):
         #: nobody can tell how many of the ids above it were used up long before.
         self._newer_since = self._read_at
         self._count_skipped = False
-        self._last_id = 0
-        for self._last_id in bpf_programs.program_ids():
-            pass
+        #: What is known by id; nothing under it where the program is not JITed.
+        self._programs: dict[int, list[Load]] = {id: [] for id in bpf_programs.program_ids()}
+        self._last_id = max(self._programs, default=0)
         taken = snapshot.take()
         if taken.limit:
             # Without ids and lengths there is nothing to compare.
             raise SourceError(bpf_programs.HIDDEN_PROBLEM, bpf_programs.HIDDEN_REMEDY)
-        self._programs: dict[int, list[Load]] = {}
         self._images: dict[int, Load] = {}
         for load in taken.loads:
             if load.prog_id is None:
                 self._images[load.symbol.start] = load
-            elif load.prog_id <= self._last_id:
-                self._programs.setdefault(load.prog_id, []).append(load)
+            elif load.prog_id in self._programs:
+                self._programs[load.prog_id].append(load)
 
     def snapshot(self) -> list[Load]:
         taken = snapshot.take()
@@ -71,12 +70,12 @@ class PollingSource(Source):
 
     def read(self) -> list[Change]:
         before = time.monotonic_ns()
-        losses, loads = self._new_programs(before)
+        losses, fresh = self._new_programs()
+        loads = [load for group in fresh.values() for load in group]
         changes: list[Change] = []
         if before >= self._list_due or self._takes_a_place(loads):
-            changes += self._gone_programs(loads)
-        for load in loads:
-            self._programs.setdefault(load.prog_id or 0, []).append(load)
+            changes += self._gone_programs(fresh)
+        self._programs.update(fresh)
         changes += loads
         if changes:
             self._changed_at = before
@@ -86,16 +85,19 @@ class PollingSource(Source):
         self._read_at = before
         return [*losses, *changes]
 
-    def _new_programs(self, before: int) -> tuple[list[Loss], list[Load]]:
+    def _new_programs(self) -> tuple[list[Loss], dict[int, list[Load]]]:
         """Programs after the last known id, and a loss for ids that are missing."""
-        found = list(bpf_programs.newer_than(self._last_id))
+        listed = bpf_programs.newer_than(self._last_id)
+        found = [program for program in listed if program.id not in self._programs]
         now = time.monotonic_ns()
-        loads: list[Load] = []
+        fresh: dict[int, list[Load]] = {}
         for program in found:
+            if program.hidden:
+                self.notes = [f"{bpf_programs.HIDDEN_PROBLEM}; {bpf_programs.HIDDEN_REMEDY}"]
             earliest = max(self._read_at, program.load_time)
-            loads += snapshot.program_loads(program, {}, earliest, now)
+            fresh[program.id] = snapshot.program_loads(program, {}, earliest, now)
         if not found:
-            return [], loads
+            return [], fresh
         skipped = found[-1].id - self._last_id - len(found)
         count = skipped if self._count_skipped else None
         losses = [Loss(self._newer_since, now, _SKIPPED_CAUSE, count)] if skipped else []
@@ -103,7 +105,7 @@ class PollingSource(Source):
         # Ids above this one may have come and gone since the poll before saw the end.
         self._newer_since = self._read_at
         self._last_id = found[-1].id
-        return losses, loads
+        return losses, fresh
 
     def _takes_a_place(self, loads: list[Load]) -> bool:
         if not loads:
@@ -111,16 +113,18 @@ class PollingSource(Source):
         held = {load.symbol.start for group in self._programs.values() for load in group}
         return any(load.symbol.start in held for load in loads)
 
-    def _gone_programs(self, loads: list[Load]) -> list[Unload]:
-        """What of the known programs is not listed any more, before ``loads`` came."""
+    def _gone_programs(self, fresh: dict[int, list[Load]]) -> list[Unload]:
+        """What of the known programs is not listed any more, before ``fresh`` ones came."""
         before = time.monotonic_ns()
         listed = list(bpf_programs.program_ids())
         now = time.monotonic_ns()
         since, self._listed_at = self._listed_at, before
         self._list_due = now + _REST * (now - before)
-        # Ids start again from below after 2^31 of them.
-        self._last_id = min(self._last_id, max(listed, default=self._last_id))
-        taken = {load.symbol.start: load.latest - 1 for load in loads}
+        known = self._programs.keys() | fresh.keys()
+        if any(id < self._last_id and id not in known for id in listed):
+            # Ids start again from 1 after 2^31 of them: look at all of them anew.
+            self._last_id, self._count_skipped = 0, False
+        taken = {load.symbol.start: load.latest - 1 for new in fresh.values() for load in new}
         gone: list[Unload] = []
         for program_id in set(self._programs).difference(listed):
             for load in self._programs.pop(program_id):
@@ -132,7 +136,7 @@ class PollingSource(Source):
 
     def _image_changes(self) -> list[Change]:
         before = time.monotonic_ns()
-        lines = bpf_lines()
+        lines = read_lines()
         now = time.monotonic_ns()
         since, self._images_at = self._images_at, before
         recent = before - self._changed_at < _IMAGES_AFTER

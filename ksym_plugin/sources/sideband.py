@@ -218,7 +218,7 @@ def _lane(
 
 def _claim_by_tag(record: BpfEvent, events: Iterable[Event], there: bool | None) -> None:
     """Without bpf(2)'s help: the main function is the one with the tag, if one alone is."""
-    free = [event for event in events if event.prog_id is None]
+    free = [event for event in events if event.prog_id is None and not event.doubtful]
     mains = [event for event in free if _tag(event) == record.tag]
     mains = mains or [event for event in free if not event.name]
     if len(mains) == 1:
@@ -227,8 +227,10 @@ def _claim_by_tag(record: BpfEvent, events: Iterable[Event], there: bool | None)
         return
     # The same name several times over: either one program was loaded as often, or its
     # subprograms were announced under the main function's name (Linux 5.7 to 6.0).
-    for event in mains[1:]:
-        event.name = ""
+    for at, event in enumerate(mains):
+        event.doubtful = True
+        if at and not event.unload:
+            event.name = ""
 
 
 def _tag(event: Event) -> str:
@@ -240,7 +242,8 @@ def _can_be(event: Event, program: Program, at: int) -> bool:
     """Whether a load can be that of this function of a program."""
     if event.type != KSYMBOL_BPF:
         return False
-    return not event.name or _tag(event) in (program.tag, program.tags[at])
+    # Early kernels announce the main function under its own tag (Linux 5.0 to 5.6).
+    return not event.name or _tag(event) in (program.tag, program.tags[at], program.split_tag)
 
 
 def _change(event: Event, latest: int) -> Load | Unload:

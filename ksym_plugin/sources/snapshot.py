@@ -1,7 +1,7 @@
 """What BPF symbols the kernel holds now.
 
-Addresses and lengths come from bpf(2), names and images from the ``[bpf]`` lines of
-kallsyms. Where bpf(2) is refused kallsyms alone has to do, and lengths are unknown.
+Addresses and lengths come from bpf(2), names and images from kallsyms. Where bpf(2) is
+refused kallsyms alone has to do, and lengths are unknown.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import time
 
 from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import bpf_programs
-from ksym_plugin.sources.bpf_lines import bpf_lines
+from ksym_plugin.sources.bpf_lines import Lines, read_lines
 from ksym_plugin.symbols import (
     BPF_MODULE,
     BPF_PROG,
+    OOL,
     UNNAMED_BPF,
     Load,
     Symbol,
@@ -54,26 +55,26 @@ def take() -> Snapshot:
     A program's ``earliest`` is when its loading began; that of an image, and of
     everything where bpf(2) is refused, is 0. ``latest`` is the time after the walk.
     """
-    lines = bpf_lines()
+    lines = read_lines()
     try:
         programs = list(bpf_programs.programs())
         hidden = any(program.hidden for program in programs)
     except SourceError as error:
-        if not lines:
+        if not lines.bpf:
             raise
         return Snapshot(without_lengths(lines, time.monotonic_ns()), f"{error}; {_NO_LENGTHS}")
     now = time.monotonic_ns()
     if not hidden:
         return Snapshot(merge(programs, lines, now), "")
-    if not lines:
+    if not lines.bpf:
         raise SourceError(bpf_programs.HIDDEN_PROBLEM, bpf_programs.HIDDEN_REMEDY)
     limit = f"{bpf_programs.HIDDEN_PROBLEM}; {bpf_programs.HIDDEN_REMEDY}; {_NO_LENGTHS}"
     return Snapshot(without_lengths(lines, now), limit)
 
 
-def merge(programs: Iterable[Program], lines: list[tuple[int, str]], now: int) -> list[Load]:
+def merge(programs: Iterable[Program], lines: Lines, now: int) -> list[Load]:
     """Loads of all functions of ``programs`` and of the images among ``lines``."""
-    names = dict(lines)
+    names = dict(lines.bpf)
     by_start: dict[int, Load] = {}
     for program in programs:
         for load in program_loads(program, names, program.load_time, now):
@@ -86,10 +87,10 @@ def merge(programs: Iterable[Program], lines: list[tuple[int, str]], now: int) -
     return [by_start[start] for start in sorted(by_start)]
 
 
-def image_loads(lines: list[tuple[int, str]], earliest: int, latest: int) -> list[Load]:
-    """What the ``[bpf]`` lines hold beside programs, which bpf(2) lists better."""
-    loads: list[Load] = []
-    for start, name in lines:
+def image_loads(lines: Lines, earliest: int, latest: int) -> list[Load]:
+    """What the lines hold beside programs, which bpf(2) lists better."""
+    loads = _ool_loads(lines, earliest, latest)
+    for start, name in lines.bpf:
         kind = bpf_kind(name)
         if kind == BPF_PROG:
             continue
@@ -100,11 +101,19 @@ def image_loads(lines: list[tuple[int, str]], earliest: int, latest: int) -> lis
     return loads
 
 
-def without_lengths(lines: list[tuple[int, str]], now: int) -> list[Load]:
-    """Loads from kallsyms alone: each may reach to the next one, for a page at most."""
+def _ool_loads(lines: Lines, earliest: int, latest: int) -> list[Load]:
     loads: list[Load] = []
-    ends = [start for start, _ in lines[1:]]
-    for (start, name), following in zip(lines, [*ends, 1 << 64]):
+    for start, name, module in lines.ool:
+        symbol = Symbol(start, start + IMAGE_REACH, name, OOL, module)
+        loads.append(Load(symbol, earliest, latest, None, True))
+    return loads
+
+
+def without_lengths(lines: Lines, now: int) -> list[Load]:
+    """Loads from kallsyms alone: each may reach to the next one, for a page at most."""
+    loads = _ool_loads(lines, 0, now)
+    starts = [start for start, _ in lines.bpf]
+    for (start, name), following in zip(lines.bpf, [*starts[1:], 1 << 64]):
         if following > start:
             end = min(following, start + IMAGE_REACH)
             symbol = Symbol(start, end, name, bpf_kind(name), BPF_MODULE)

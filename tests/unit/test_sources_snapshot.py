@@ -1,0 +1,256 @@
+"""Snapshots and polls, from lists of programs and kallsyms text written down by hand."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from ksym_plugin.errors import SourceError
+from ksym_plugin.sources import bpf_programs, btf, polling, snapshot
+from ksym_plugin.sources.bpf_lines import Lines, parse_lines
+from ksym_plugin.sources.bpf_programs import Program
+from ksym_plugin.sources.polling import PollingSource
+from ksym_plugin.symbols import BPF_MODULE, BPF_TRAMPOLINE, OOL, UNNAMED_BPF, Load, Loss, Unload
+
+TAG, SUBTAG = "00112233445566aa", "ffeeddccbbaa9988"
+S = 0xFFFFFFFFC0001000
+
+KALLSYMS = f"""\
+ffffffff81000000 T _text
+ffffffffc0201000 t nf_hook\t[nf_tables]
+ffffffffc0300000 t ftrace_trampoline\t[__builtin__ftrace]
+{S + 0x400:x} t bpf_trampoline_6442\t[bpf]
+{S:x} t bpf_prog_{TAG}_a_rather_long_function\t[bpf]
+{S + 0x100:x} t bpf_prog_{SUBTAG}_sub\t[bpf]
+ffffffffc0400000 t kprobe_insn_page\t[__builtin__kprobes]
+""".encode()
+
+
+def made(prog_id, name, functions, tags, hidden=False):
+    program = Program(prog_id, 1, tags[0], name, 500, 0, hidden)
+    program.functions, program.tags = functions, tags
+    return program
+
+
+@pytest.fixture(autouse=True)
+def no_names_from_bpf(monkeypatch):
+    monkeypatch.setattr(bpf_programs, "function_names", lambda prog_id: [])
+
+
+def test_lines_are_found_in_the_tail_and_sorted():
+    lines = parse_lines(KALLSYMS)
+    assert lines.bpf == [
+        (S, f"bpf_prog_{TAG}_a_rather_long_function"),
+        (S + 0x100, f"bpf_prog_{SUBTAG}_sub"),
+        (S + 0x400, "bpf_trampoline_6442"),
+    ]
+    assert lines.ool == [
+        (0xFFFFFFFFC0300000, "ftrace_trampoline", "__builtin__ftrace"),
+        (0xFFFFFFFFC0400000, "kprobe_insn_page", "__builtin__kprobes"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"0000000000000000 t bpf_prog_x\t[bpf]\n", b"zz t a\t[bpf]\n", b"\t[bpf]\n", b"[bpf]"],
+)
+def test_hidden_or_broken_lines_are_none(text):
+    lines = parse_lines(text)
+    assert (lines.bpf, lines.ool) == ([], [])
+
+
+def test_names_come_from_kallsyms_and_lengths_from_bpf():
+    program = made(7, "a_rather_long_f", [(S, 60), (S + 0x100, 40)], [TAG, SUBTAG])
+    loads = snapshot.merge([program], parse_lines(KALLSYMS), 900)
+    assert [
+        (load.symbol.start, load.symbol.end, load.symbol.name, load.prog_id, load.open_ended)
+        for load in loads
+        if load.symbol.kind != OOL
+    ] == [
+        (S, S + 60, f"bpf_prog_{TAG}_a_rather_long_function", 7, False),
+        (S + 0x100, S + 0x100 + 40, f"bpf_prog_{SUBTAG}_sub", 7, False),
+        (S + 0x400, S + 0x1400, "bpf_trampoline_6442", None, True),
+    ]
+    assert [(load.earliest, load.latest) for load in loads if load.prog_id] == [(500, 900)] * 2
+    assert next(load for load in loads if load.symbol.kind == BPF_TRAMPOLINE).earliest == 0
+
+
+def test_a_line_about_what_was_there_before_names_nothing():
+    program = made(8, "other", [(S, 60)], [SUBTAG])
+    loads = snapshot.merge([program], parse_lines(KALLSYMS), 900)
+    assert next(load for load in loads if load.prog_id).symbol.name == f"bpf_prog_{SUBTAG}_other"
+
+
+def test_two_programs_at_one_start_leave_the_younger():
+    old = made(7, "a_rather_long_f", [(S, 60)], [TAG])
+    new = made(8, "a_rather_long_f", [(S, 90)], [TAG])
+    for order in ([old, new], [new, old]):
+        (load,) = [one for one in snapshot.merge(order, parse_lines(KALLSYMS), 900) if one.prog_id]
+        assert (load.prog_id, load.symbol.end) == (8, S + 90)
+
+
+def test_a_subprogram_nobody_can_name_says_so():
+    program = made(7, "main", [(S, 60), (S + 64, 40)], [TAG, SUBTAG])
+    names = [load.symbol.name for load in snapshot.merge([program], Lines(), 900)]
+    assert names == [f"bpf_prog_{TAG}_main", UNNAMED_BPF]
+
+
+def test_without_bpf_each_symbol_reaches_to_the_next_or_a_page(monkeypatch):
+    def refuse():
+        raise SourceError("refused", "be root")
+
+    monkeypatch.setattr(bpf_programs, "programs", refuse)
+    monkeypatch.setattr(snapshot, "read_lines", lambda: parse_lines(KALLSYMS))
+    taken = snapshot.take()
+    ends = {load.symbol.start: load.symbol.end for load in taken.loads}
+    assert ends[S] == S + 0x100
+    assert ends[S + 0x400] == S + 0x1400
+    assert all(load.open_ended for load in taken.loads)
+    assert "refused" in taken.limit and "lengths" in taken.limit
+    monkeypatch.setattr(snapshot, "read_lines", lambda: Lines())
+    with pytest.raises(SourceError, match="be root"):
+        snapshot.take()
+
+
+def test_hidden_addresses_have_a_sentence_of_their_own(monkeypatch):
+    monkeypatch.setattr(bpf_programs, "programs", lambda: [made(7, "x", [], [TAG], True)])
+    monkeypatch.setattr(snapshot, "read_lines", lambda: Lines())
+    with pytest.raises(SourceError) as caught:
+        snapshot.take()
+    assert "kptr_restrict" in caught.value.remedy and "CAP_SYSLOG" in caught.value.remedy
+
+
+def _btf(*functions):
+    strings, types = b"\0int\0", struct.pack("<IIII", 1, 1 << 24, 4, 32)
+    types += struct.pack("<III", 0, 13 << 24, 1)
+    for function in functions:
+        types += struct.pack("<III", len(strings), 12 << 24, 2)
+        strings += function.encode() + b"\0"
+    header = struct.pack("<HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(strings))
+    return header + types + strings
+
+
+def test_function_names_are_read_from_btf():
+    blob = _btf("main_function_with_a_long_name", "sub")
+    assert btf.function_names(blob, [3, 4]) == {3: "main_function_with_a_long_name", 4: "sub"}
+    assert btf.function_names(blob, [1, 4, 9]) == {4: "sub"}
+
+
+def test_broken_btf_has_no_names_and_never_raises():
+    blob = _btf("a", "b")
+    for end in range(len(blob)):
+        btf.function_names(blob[:end], [3, 4])
+    for at in range(len(blob)):
+        btf.function_names(blob[:at] + b"\xff" + blob[at + 1 :], [3, 4])
+    assert btf.function_names(b"\0" * 40, [1]) == {}
+
+
+class Kernel:
+    """A list of programs in place of the kernel's."""
+
+    def __init__(self, monkeypatch):
+        self.programs = {}
+        self.lines = Lines()
+        monkeypatch.setattr(bpf_programs, "program_ids", self.ids)
+        monkeypatch.setattr(bpf_programs, "newer_than", self.newer_than)
+        monkeypatch.setattr(bpf_programs, "programs", lambda: self.newer_than(0))
+        monkeypatch.setattr(snapshot, "read_lines", lambda: self.lines)
+        monkeypatch.setattr(polling, "read_lines", lambda: self.lines)
+        monkeypatch.setattr(polling, "_SECOND", 0)
+        monkeypatch.setattr(polling, "_REST", 0)
+
+    def load(self, prog_id, start):
+        self.programs[prog_id] = made(prog_id, f"p{prog_id}", [(start, 64)], [TAG])
+
+    def ids(self, after=0):
+        return iter(sorted(key for key in self.programs if key > after))
+
+    def newer_than(self, after):
+        return iter([self.programs[key] for key in self.ids(after)])
+
+
+def brief(changes):
+    return [
+        ("load", change.prog_id, change.symbol.start)
+        if isinstance(change, Load)
+        else ("unload", change.prog_id, change.start)
+        if isinstance(change, Unload)
+        else ("loss", change.count, change.cause)
+        for change in changes
+    ]
+
+
+def test_polls_see_what_came_and_went(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    kernel.load(5, S)
+    source = PollingSource()
+    assert brief(source.snapshot()) == [("load", 5, S)]
+    kernel.load(6, S + 64)
+    (load,) = source.read()
+    assert brief([load]) == [("load", 6, S + 64)]
+    assert load.earliest < load.latest
+    del kernel.programs[5]
+    (unload,) = source.read()
+    assert brief([unload]) == [("unload", 5, S)]
+    assert unload.name == f"bpf_prog_{TAG}_p5"
+    assert source.read() == []
+
+
+def test_a_place_taken_over_between_polls_is_freed_first(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    kernel.load(5, S)
+    source = PollingSource()
+    source._list_due = 1 << 63
+    del kernel.programs[5]
+    kernel.load(6, S)
+    unload, load = source.read()
+    assert brief([unload, load]) == [("unload", 5, S), ("load", 6, S)]
+    assert unload.latest < load.latest
+
+
+def test_ids_used_up_between_polls_are_a_loss(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    kernel.load(5, S)
+    source = PollingSource()
+    began = source._read_at
+    kernel.load(7, S + 64)
+    loss, _ = source.read()
+    # Ids up to 6 may have been used up long before the start: the number is not known.
+    assert isinstance(loss, Loss) and (loss.count, loss.since) == (None, began)
+    kernel.load(10, S + 128)
+    loss, _ = source.read()
+    assert isinstance(loss, Loss) and loss.count == 2
+
+
+def test_images_are_found_by_their_lines(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    source = PollingSource()
+    kernel.lines = parse_lines(f"{S:x} t bpf_trampoline_1\t[bpf]\n".encode())
+    (load,) = source.read()
+    assert load.open_ended and load.symbol.module == BPF_MODULE
+    kernel.lines = Lines()
+    (unload,) = source.read()
+    assert (unload.start, unload.name) == (S, "bpf_trampoline_1")
+
+
+def test_the_last_id_going_away_is_no_loss(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    source = PollingSource()
+    for prog_id in (1, 2, 3):
+        kernel.load(prog_id, S + 64 * prog_id)
+        source.read()
+    del kernel.programs[3]
+    assert brief(source.read()) == [("unload", 3, S + 64 * 3)]
+    kernel.load(4, S)
+    assert brief(source.read()) == [("load", 4, S)]
+
+
+def test_ids_that_start_again_from_below_are_found(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    kernel.load(2**31 - 2, S)
+    source = PollingSource()
+    kernel.load(1, S + 64)
+    seen = brief(source.read()) + brief(source.read())
+    assert ("load", 1, S + 64) in seen
+    assert not any(kind == "load" and prog_id != 1 for kind, prog_id, _ in seen)
