@@ -197,6 +197,24 @@ class Past:
             return None, OUTSIDE_HISTORY
         return answer
 
+    def warnings(self) -> list[str]:
+        """What a user must know of this record, a sentence each: dead recorders, losses."""
+        lines = [
+            f"the {session.source} recorder was killed; nothing after"
+            f" {seconds(session.covered)} s (monotonic) was kept"
+            for session in self.sessions
+            if session.killed
+        ]
+        if self.losses:
+            lost = sum(loss.count or 0 for loss in self.losses)
+            span = sum(loss.until - loss.since for loss in self.losses)
+            lines.append(
+                f"changes were lost {len(self.losses)} times"
+                f" ({lost or 'an unknown number'}, within {seconds(span)} s);"
+                " names from then are marked uncertain"
+            )
+        return lines
+
     def live(self, time_ns: int) -> list[Lifetime]:
         """The lifetimes that had begun and not ended at ``time_ns``, by start."""
         rows = self._rows(
@@ -248,3 +266,8 @@ class Past:
                 stretches.append((since, session.started - 1))
             since = max(since, session.covered + 1)
         return [*stretches, (since, _FOREVER)]
+
+
+def seconds(time_ns: int) -> str:
+    """A time as perf script prints it."""
+    return f"{time_ns // 1_000_000_000}.{time_ns // 1000 % 1_000_000:06d}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ksym_plugin import histories, kernel_id
-from ksym_plugin.cli import kernel_text
+from ksym_plugin import kernel_text
 from ksym_plugin.cli.output import plural
 from ksym_plugin.cli.patience import ask
 from ksym_plugin.cli.script import perf_problem

@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Name every kernel frame of a perf.data as it was when it was sampled.
+
+    perf script -s ksym_handler.py -- [-H HISTORY] [--clock CLOCK] [--format text|folded]
+
+``ksym record`` writes the history. This file only finds the ksym_plugin package and
+hands perf's events to it: see ksym_plugin/perf/handler.py.
+"""
+
+import os
+import sys
+
+# perf embeds the system's Python, which knows of no virtual environment, and ``__file__``
+# is gone once this body has run.
+_HERE = os.path.dirname(os.path.realpath(__file__))
+_CANDIDATES = (
+    os.environ.get("KSYM_PACKAGE"),  # set by ``ksym script``
+    os.path.join(_HERE, "..", ".."),  # contrib/perf-script in a checkout
+    os.path.join(_HERE, "..", "..", ".."),  # ksym_plugin/_contrib/perf-script in a wheel
+)
+
+
+def _load():
+    if sys.version_info < (3, 9):
+        sys.exit("ksym: this perf embeds Python %d.%d; 3.9 is needed" % sys.version_info[:2])
+    for folder in _CANDIDATES:
+        if folder and os.path.isfile(os.path.join(folder, "ksym_plugin", "perf", "handler.py")):
+            # In front, so that a checkout's handler never meets another version's package.
+            sys.path.insert(0, os.path.abspath(folder))
+            break
+    try:
+        from ksym_plugin.perf import handler
+    except ImportError as error:
+        sys.exit("ksym: %s; run this through ksym script, or set PYTHONPATH" % error)
+    return handler
+
+
+_handler = _load().start(sys.argv[1:])
+process_event = _handler.process_event
+trace_end = _handler.trace_end

@@ -1,0 +1,1 @@
+"""perf: its data's header, its scripts' events, its text."""

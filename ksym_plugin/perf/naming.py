@@ -1,0 +1,113 @@
+"""perf's own answer for a frame against what the history knows.
+
+perf's name stands wherever the history does not say otherwise. Where the history does,
+it decides, because it knows when each program was there and perf may not.
+"""
+
+from __future__ import annotations
+
+from ksym_plugin.symbols import (
+    AMBIGUOUS,
+    BPF_MODULE,
+    EXACT,
+    GAP,
+    GRACE,
+    NOT_LOADED,
+    Frame,
+    Reason,
+    split_bpf_name,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+#: Appended to a name that may be wrong because changes were lost around that time.
+UNCERTAIN: Final = "?"
+
+
+class Tally:
+    """What became of the kernel frames, and why some have no name."""
+
+    def __init__(self) -> None:
+        self.confirmed = 0
+        self.added = 0
+        self.renamed = 0
+        self.withdrawn = 0
+        self.bpf = 0
+        self.grace = 0
+        self.gap = 0
+        self.unknown: dict[str, int] = {}
+        self.errors: dict[str, int] = {}
+
+    @property
+    def frames(self) -> int:
+        named = self.confirmed + self.added + self.renamed
+        return named + sum(self.unknown.values())
+
+    def lines(self) -> list[str]:
+        """The tally as text, a line a fact; what did not happen is left out."""
+        lines = [
+            f"{self.frames:,} kernel frames: {self.confirmed:,} confirmed, {self.renamed:,} renamed"
+            f" (perf had them wrong), {self.added:,} newly named (perf had missed them),"
+            f" {sum(self.unknown.values()):,} still unknown"
+        ]
+        if self.bpf:
+            lines.append(
+                f"{self.bpf:,} of them are BPF: {self.grace:,} ran after their unload (grace),"
+                f" {self.gap:,} uncertain (marked {UNCERTAIN})"
+            )
+        for why, count in sorted(self.unknown.items(), key=lambda item: -item[1]):
+            lines.append(f"{count:,} unknown: {why}")
+        if self.withdrawn:
+            lines.append(
+                f"{self.withdrawn:,} of the unknown had a name from perf that was not there then"
+            )
+        for what, count in sorted(self.errors.items()):
+            lines.append(f"{count:,} samples passed on as perf had them: {what}")
+        return lines
+
+
+def clean(name: str) -> str:
+    """perf's name without what it appends: ``\\0[bpf]`` where kcore shadows its map."""
+    return name.partition("\0")[0]
+
+
+def is_bpf_name(name: str, dso: str) -> bool:
+    """Whether perf's answer claims a BPF program: its name, or its own name as its dso."""
+    return split_bpf_name(name) is not None or dso in (BPF_MODULE, name)
+
+
+def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame | str | None:
+    """The frame that holds, or perf's ``name`` where that stands, or None for no name."""
+    if isinstance(answer, Frame):
+        if answer.module != BPF_MODULE and name and not is_bpf_name(name, dso):
+            tally.confirmed += 1  # An alias of the same place, as perf prefers it.
+            return name
+        _count(answer, name, tally)
+        return answer
+    known_otherwise = answer in (NOT_LOADED, AMBIGUOUS) and is_bpf_name(name, dso)
+    if name and not known_otherwise:
+        tally.confirmed += 1
+        return name
+    tally.withdrawn += bool(name)
+    tally.unknown[answer.text] = tally.unknown.get(answer.text, 0) + 1
+    return None
+
+
+def _count(frame: Frame, name: str, tally: Tally) -> None:
+    if not name:
+        tally.added += 1
+    elif name == frame.name:
+        tally.confirmed += 1
+    else:
+        tally.renamed += 1
+    if frame.module == BPF_MODULE:
+        tally.bpf += 1
+        tally.grace += frame.certainty == GRACE
+        tally.gap += frame.certainty == GAP
+
+
+def spelled(frame: Frame) -> str:
+    """The name as it is printed: marked where it is not certain."""
+    return frame.name if frame.certainty in (EXACT, GRACE) else frame.name + UNCERTAIN
