@@ -211,7 +211,18 @@ def _end_anew(lifetime: Lifetime, unload: Unload) -> Unload | None:
         return displaced
     lifetime.unloaded_latest = min(until, unload.latest)
     lifetime.unloaded_earliest = min(max(known, unload.earliest), lifetime.unloaded_latest)
+    if lifetime.unload is not None:
+        # Should it be paired anew, what both reports knew must not be lost.
+        lifetime.unload = _both(lifetime.unload, unload)
     return None
+
+
+def _both(one: Unload, other: Unload) -> Unload:
+    """What two reports of one unload say together."""
+    latest = min(one.latest, other.latest)
+    earliest = min(max(one.earliest, other.earliest), latest)
+    prog_id = one.prog_id if one.prog_id is not None else other.prog_id
+    return Unload(one.start, earliest, latest, one.name or other.name, prog_id)
 
 
 def _reopen(lifetime: Lifetime) -> None:
