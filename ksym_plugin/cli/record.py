@@ -16,6 +16,7 @@ from ksym_plugin import kernel_text
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.cli.stopping import Signals, is_foreground
 from ksym_plugin.cli.times import SECOND, size, span
+from ksym_plugin.cli.urgency import be_prompt
 from ksym_plugin.clocks import PerfClock
 from ksym_plugin.errors import KsymError
 from ksym_plugin.history_writer import HistoryWriter
@@ -126,6 +127,8 @@ def _record(
     with contextlib.ExitStack() as stack:
         source, attempts = open_source(source_name)
         stack.callback(source.close)
+        if source.fileno() >= 0:
+            be_prompt()
         started = time.monotonic_ns()
         clock = PerfClock()
         stack.callback(clock.close)
