@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ksym_plugin import histories, kernel_id
-from ksym_plugin import kernel_text
+from ksym_plugin import histories, kernel_id, kernel_text
 from ksym_plugin.cli.output import plural
 from ksym_plugin.cli.patience import ask
 from ksym_plugin.cli.script import perf_problem
@@ -34,6 +33,7 @@ _CLOCK_REMEDY: Final = (
     "set kernel.perf_event_paranoid to 2 or below, or sample with: perf record -k CLOCK_MONOTONIC"
 )
 _JIT_REMEDY: Final = "turn it on with: sysctl net.core.bpf_jit_enable=1"
+_SWITCH_REMEDY: Final = "run as root, in the host's network namespace"
 _LIST_REMEDY: Final = "list them with: sysctl net.core.bpf_jit_kallsyms=1 net.core.bpf_jit_harden=0"
 
 
@@ -168,14 +168,18 @@ def _jit() -> list[Check]:
     enabled = _switch("bpf_jit_enable")
     listed = _switch("bpf_jit_kallsyms")
     hardened = _switch("bpf_jit_harden")
-    return [
-        Check("BPF JIT", False, "it is off, so programs have no addresses", _JIT_REMEDY)
-        if enabled == "0"
-        else Check("BPF JIT", True, "is on" if enabled else "its switch cannot be read here"),
-        Check("BPF in kallsyms", False, "trampolines and other images have no names", _LIST_REMEDY)
-        if listed == "0" or hardened not in ("0", "")
-        else Check("BPF in kallsyms", True, "is listed" if listed else "cannot be read here"),
-    ]
+    jit = Check("BPF JIT", True, "is on")
+    if enabled == "0":
+        jit = Check("BPF JIT", False, "it is off, so programs have no addresses", _JIT_REMEDY)
+    elif not enabled:
+        jit = Check("BPF JIT", False, "its switch cannot be read", _SWITCH_REMEDY)
+    listing = Check("BPF in kallsyms", True, "is listed")
+    if listed == "0" or hardened not in ("0", ""):
+        found = "is not listed, so trampolines and other images have no names"
+        listing = Check("BPF in kallsyms", False, found, _LIST_REMEDY)
+    elif not listed:
+        listing = Check("BPF in kallsyms", False, "its switch cannot be read", _SWITCH_REMEDY)
+    return [jit, listing]
 
 
 def _switch(name: str) -> str:

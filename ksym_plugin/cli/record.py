@@ -11,8 +11,7 @@ import time
 
 import click
 
-from ksym_plugin import histories
-from ksym_plugin import kernel_text
+from ksym_plugin import histories, kernel_text
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.cli.stopping import Signals, is_foreground
 from ksym_plugin.cli.times import SECOND, size, span

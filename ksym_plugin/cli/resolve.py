@@ -54,7 +54,8 @@ def command(
         elif at is not None:
             resolver, time_ns = _unrecorded()
         else:
-            resolver = Resolver(live.timeline(), live.kallsyms(needed=True))
+            statics = live.kallsyms(needed=True)
+            resolver = Resolver(live.timeline(), statics)
             time_ns = time.monotonic_ns()
         # One call an address: stdin may hold any number, and is answered as it comes.
         found = ((address, resolver.resolve(address, time_ns)) for address in _addresses(addresses))

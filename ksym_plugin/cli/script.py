@@ -12,6 +12,7 @@ import click
 import ksym_plugin
 from ksym_plugin import histories
 from ksym_plugin.cli import options
+from ksym_plugin.clocks import CLOCKS
 from ksym_plugin.errors import KsymError
 
 TYPE_CHECKING = False
@@ -67,7 +68,11 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     show_default=True,
     help="perf script's text, or one line a stack for flame graphs.",
 )
-@options.clock
+@click.option(
+    "--clock",
+    type=click.Choice(CLOCKS),
+    help="The clock of the samples, where perf.data does not tell.",
+)
 @click.argument("perf_options", nargs=-1, type=click.UNPROCESSED, metavar="[PERF OPTIONS]...")
 def command(
     data: str | None,
