@@ -55,6 +55,7 @@ class Timeline:
     """
 
     def __init__(self) -> None:
+        self._ground = 0
         self._begin()
         self._gap_starts: list[int] = []
         self._gap_ends: list[int] = []
@@ -74,7 +75,7 @@ class Timeline:
     @property
     def extent(self) -> int:
         """Grows when new ground is held: an address that was unknown must be asked again."""
-        return len(self._cells) + len(self._open_pages)
+        return self._ground + len(self._cells) + len(self._open_pages)
 
     def apply(self, change: Load | Unload | Loss) -> Lifetime | None:
         """Take in one change; the lifetime it began, ended or narrowed, if any.
@@ -115,7 +116,11 @@ class Timeline:
             if at:
                 lifetime = track.lifetimes[at - 1]
                 if lifetime.symbol.end > address and not lifetime.open_ended:
-                    if best is None or _loaded_after(lifetime, best):
+                    if best is None:
+                        best = lifetime
+                    elif _are_tied(lifetime, best):
+                        rivals = [*(rivals or ()), lifetime]
+                    elif _loaded_after(lifetime, best):
                         best = lifetime
             if at < len(times) and track.lifetimes[at].loaded_earliest <= time:
                 rivals = [*(rivals or ()), *_possible(track.lifetimes, at, address, time)]
@@ -157,6 +162,7 @@ class Timeline:
             for lifetime in self.lifetimes()
             if lifetime.unloaded_latest is None or lifetime.unloaded_latest >= before
         ]
+        self._ground = self.extent
         self._begin()
         for lifetime in kept:
             self._ledger.enter(lifetime)
@@ -256,7 +262,20 @@ def _loaded_after(one: Lifetime, other: Lifetime) -> bool:
         return one.loaded_latest > other.loaded_latest
     if one.prog_id != other.prog_id and one.prog_id is not None and other.prog_id is not None:
         return one.prog_id > other.prog_id
+    until, till = one.unloaded_latest, other.unloaded_latest
+    if until != till:
+        # Reported at once, but they cannot have shared a byte: one left before the other.
+        return until is None or (till is not None and until > till)
     return one.symbol.start > other.symbol.start
+
+
+def _are_tied(one: Lifetime, other: Lifetime) -> bool:
+    """Whether both came and went between two reads: which was the last nobody knows."""
+    if one.loaded_latest != other.loaded_latest or one.unloaded_latest is None:
+        return False
+    if one.prog_id is not None and other.prog_id is not None:
+        return False
+    return one.unloaded_latest == other.unloaded_latest
 
 
 def _outranks(image: Lifetime, holder: Lifetime, time: int) -> bool | None:
@@ -270,6 +289,6 @@ def _outranks(image: Lifetime, holder: Lifetime, time: int) -> bool | None:
 
 
 def _coexisted(one: Lifetime, image: Lifetime) -> bool:
-    """Whether ``one`` was there at some time since ``image`` was loaded."""
-    unloaded = one.unloaded_latest
-    return unloaded is None or unloaded > image.loaded_earliest
+    """Whether ``one`` was surely there at some time since ``image`` was loaded."""
+    since = one.unloaded_earliest
+    return since is None or since > image.loaded_latest
