@@ -156,7 +156,7 @@ def _state_of(history: History) -> Check:
         f"{history.path} covers {length(covered)} in {plural(len(past.sessions), 'session')}",
         plural(len(past.losses), "gap"),
     ]
-    if any(session.writing for session in past.sessions):
+    if any(session.writing and not session.closed for session in past.sessions):
         parts.append("recording now")
     if killed:
         parts.append(f"{plural(killed, 'recorder')} killed")

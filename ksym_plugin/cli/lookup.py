@@ -46,7 +46,7 @@ def moment(known: Past, at: int | None, clock: str | None) -> int:
     """The time asked for in CLOCK_MONOTONIC ns: by default the end of what is covered."""
     if at is not None:
         return known.clock_map().to_monotonic(clock or PERF, at)
-    if is_of_this_boot(known):
+    if any(session.writing and not session.closed for session in known.sessions):
         known.wait_covered(time.monotonic_ns())
     return max((session.covered for session in known.sessions), default=0)
 

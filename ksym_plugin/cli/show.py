@@ -117,9 +117,11 @@ def _head(known: Past, dial: Dial, time_ns: int | None) -> Iterator[str]:
 
 
 def _state(session: Session, until: str) -> str:
-    if session.killed:
-        return f"recorder killed: what changed after {until} is unknown"
-    return "recording now" if session.writing else "closed"
+    if session.closed:
+        return "closed"
+    if session.writing:
+        return "recording now"
+    return f"recorder killed: what changed after {until} is unknown"
 
 
 def _table(found: Iterable[Lifetime], dial: Dial) -> Iterator[str]:
@@ -157,7 +159,7 @@ def _document(
                 "started": dial.of(session.started),
                 "covered": dial.of(session.covered),
                 "closed": session.closed,
-                "writing": session.writing,
+                "writing": session.writing and not session.closed,
                 "killed": session.killed,
             }
             for session in known.sessions

@@ -1,0 +1,77 @@
+"""Times, spans and sizes as people type them."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from ksym_plugin.cli import times
+from ksym_plugin.clocks import ClockMap, Instant
+
+
+@pytest.mark.parametrize(
+    "text, ns",
+    [
+        ("5741.328403", 5_741_328_403_000),
+        ("5741.328403:", 5_741_328_403_000),
+        ("5741.328403123", 5_741_328_403_123),
+        ("5741", 5_741_000_000_000),
+        ("0.000000001", 1),
+        ("1732946000.999999999", 1_732_946_000_999_999_999),
+    ],
+)
+def test_a_point_in_time_is_exact(text: str, ns: int) -> None:
+    assert times.point(text) == ns
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.", ".5", "1e3", "1.0000000001", "1_0", "٣"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        times.point(text)
+
+
+def test_spans_and_sizes() -> None:
+    assert times.span("90") == 90_000_000_000
+    assert times.span("1.5h") == 5_400_000_000_000
+    assert times.span("7d") == 604_800_000_000_000
+    assert [times.size(text) for text in ("1", "4K", "500M", "2GiB")] == [
+        1,
+        4096,
+        524_288_000,
+        2_147_483_648,
+    ]
+    for parse in (times.span, times.size):
+        with pytest.raises(click.BadParameter):
+            parse("7 parsecs")
+
+
+def dial(clock: str | None, *instants: Instant) -> times.Dial:
+    return times.Dial(ClockMap(instants), clock)
+
+
+def test_the_dial_goes_back_the_way_the_map_came() -> None:
+    second = times.SECOND
+    # A clock 50 ppm fast, far worse than any in use, and far away.
+    instants = [
+        Instant(n * second, n * second, 10**18 + n * 1_000_050_000, 7 + n * second)
+        for n in range(100, 200, 10)
+    ]
+    clocks = ClockMap(instants)
+    for clock in ("perf", "realtime", "boottime", "monotonic"):
+        shown = times.Dial(clocks, clock)
+        for time_ns in (0, 100 * second, 123_456_789_012, 190 * second, 10**15):
+            assert abs(clocks.to_monotonic(clock, shown.of(time_ns)) - time_ns) <= 1
+
+
+def test_the_dial_says_when_perfs_clock_is_not_known() -> None:
+    assert dial(None, Instant(1, 1, 1, None)).clock == "monotonic"
+    assert dial(None, Instant(1, 1, 1, 5)).clock == "perf"
+
+
+def test_windows_say_how_much_earlier() -> None:
+    shown = dial("monotonic")
+    second = times.SECOND
+    assert shown.window(5 * second, 5 * second) == "5.000000"
+    assert shown.window(5 * second - 2_000_000, 5 * second) == "5.000000 (-2 ms)"
+    assert shown.window(0, 5 * second) == "before 5.000000"
+    assert shown.window(None, None) == "-"
