@@ -24,7 +24,7 @@ from ksym_plugin.history_file import (
     signed,
     unsigned,
 )
-from ksym_plugin.symbols import LOST, OUTSIDE_HISTORY, Lifetime, Loss
+from ksym_plugin.symbols import OUTSIDE_HISTORY, Lifetime, Loss
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -125,8 +125,8 @@ class History:
 class Past:
     """What was recorded of one boot; reads from the file what it is asked for.
 
-    ``at`` answers as Timeline.at does. Where no session covers the time, a name is
-    marked GAP at best and a miss is OUTSIDE_HISTORY.
+    ``at`` answers as Timeline.at does, and OUTSIDE_HISTORY where no session covers the
+    time.
     """
 
     def __init__(self, database: sqlite3.Connection, path: str, boot: Boot) -> None:
@@ -189,13 +189,12 @@ class Past:
         )
 
     def at(self, address: int, time_ns: int) -> Answer:
+        if not self.covers(time_ns):
+            return None, OUTSIDE_HISTORY
         page = address >> PAGE_SHIFT
         if page not in self._pages:
             self._read_page(page)
-        answer = self._timeline.at(address, time_ns)
-        if answer[1] is LOST and not self.covers(time_ns):
-            return None, OUTSIDE_HISTORY
-        return answer
+        return self._timeline.at(address, time_ns)
 
     def warnings(self) -> list[str]:
         """What a user must know of this record, a sentence each: dead recorders, losses."""

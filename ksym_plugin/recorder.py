@@ -173,17 +173,17 @@ def _differences(
 ) -> list[Load | Unload | Loss]:
     """The changes that turn what is held live into what a snapshot found.
 
-    Images are listed by kallsyms alone, which may be hidden: their absence counts only
-    where the snapshot has any.
+    All but programs are listed by kallsyms alone, where BPF may be hidden: their absence
+    counts only where the snapshot has others of their kind.
     """
     changes: list[Load | Unload | Loss] = []
     found = {load.symbol.start: load for load in snapshot}
-    sees_images = any(load.symbol.kind != BPF_PROG for load in snapshot)
+    listed = {load.symbol.module for load in snapshot if load.symbol.kind != BPF_PROG}
     for start, lifetime in live.items():
         load = found.get(start)
         if load is not None and _is_same(lifetime, load):
             continue
-        judged = lifetime.symbol.kind == BPF_PROG or sees_images
+        judged = lifetime.symbol.kind == BPF_PROG or lifetime.symbol.module in listed
         if judged and lifetime.loaded_latest < began:
             earliest = max(since, lifetime.loaded_earliest)
             name, prog_id = lifetime.symbol.name, lifetime.prog_id

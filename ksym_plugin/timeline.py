@@ -124,6 +124,8 @@ class Timeline:
                         best = lifetime
             if at < len(times) and track.lifetimes[at].loaded_earliest <= time:
                 rivals = [*(rivals or ()), *_possible(track.lifetimes, at, address, time)]
+        if best is not None and self._has_left(best, time):
+            best = None
         if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
             return self._with_open_ended(address, time, best, rivals or [])
         if rivals:
@@ -221,6 +223,7 @@ class Timeline:
                 for rival in _possible(place.lifetimes, at, address, time)
                 if rival.open_ended and self._reaches(rival, address, time)
             ]
+        reaching = [image for image in reaching if not self._has_left(image, time)]
         for image in sorted(reaching, key=lambda life: life.symbol.start, reverse=True):
             verdict = best is None or _outranks(image, best, time)
             if verdict is None:
@@ -234,6 +237,18 @@ class Timeline:
         if best is None:
             return self._miss(True, time)
         return best, self._certainty(best, time)
+
+    def _has_left(self, lifetime: Lifetime, time: int) -> bool:
+        """Whether by ``time`` something was loaded over its start: then nothing of it is left."""
+        start = lifetime.symbol.start
+        for track in self._cells[start >> CELL_SHIFT]:
+            if track.start > start or track.lifetimes[-1] is lifetime:
+                continue
+            at = bisect_right(track.times, time)
+            other = track.lifetimes[at - 1] if at else lifetime
+            if other is not lifetime and _is_over(other, lifetime):
+                return True
+        return False
 
     def _reaches(self, image: Lifetime, address: int, time: int) -> bool:
         """Whether an open-ended symbol can extend to ``address``."""
@@ -267,6 +282,15 @@ def _loaded_after(one: Lifetime, other: Lifetime) -> bool:
         # Reported at once, but they cannot have shared a byte: one left before the other.
         return until is None or (till is not None and until > till)
     return one.symbol.start > other.symbol.start
+
+
+def _is_over(other: Lifetime, lifetime: Lifetime) -> bool:
+    """Whether ``other`` was loaded over the start of ``lifetime``, once that was there."""
+    start = lifetime.symbol.start
+    if other.symbol.start == start:
+        return other.loaded_latest >= lifetime.loaded_latest
+    reaches = other.symbol.end > start and not other.open_ended
+    return reaches and _loaded_after(other, lifetime)
 
 
 def _are_tied(one: Lifetime, other: Lifetime) -> bool:

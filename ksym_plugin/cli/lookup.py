@@ -35,7 +35,10 @@ def past(explicit: str | None) -> Iterator[Past | None]:
         notice = histories.choice_notice(history, boot)
         if notice:
             say(notice)
-        yield history.past(boot)
+        known = history.past(boot)
+        for warning in known.warnings():
+            say(f"{path}: {warning}")
+        yield known
 
 
 def is_of_this_boot(known: Past) -> bool:

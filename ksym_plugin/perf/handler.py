@@ -130,7 +130,11 @@ class Handler:
             if address >= FIRST_MARKER:
                 continue
             if not self._is_host_kernel(address, dso):
-                entries.append((address, name, node.get("sym_off") if name else None, dso))
+                offset = node.get("sym_off")
+                if symbol and offset is not None:
+                    # perf prints user addresses relative to the file they are in.
+                    address = symbol["start"] + offset
+                entries.append((address, name, offset, dso))
                 continue
             kernel.add(address)
             if name and standing.get(address) == name:
@@ -142,9 +146,7 @@ class Handler:
             entries.append(self._name(address, clean(name), node.get("sym_off"), dso, time_ns))
         return entries, kernel
 
-    def _name(
-        self, address: int, name: str, offset: int | None, dso: str, time_ns: int
-    ) -> Entry:
+    def _name(self, address: int, name: str, offset: int | None, dso: str, time_ns: int) -> Entry:
         answer = self._resolver.resolve(address, time_ns)
         if isinstance(answer, Reason) and not name and not self._has_statics:
             self._load_statics()
@@ -230,7 +232,9 @@ class Handler:
     def _open_live(self) -> None:
         """Without a history: what is loaded now was there ever since it was loaded."""
         if not self._is_this_boot:
-            to_stderr("no history, and the data is of another boot: BPF frames stay as perf has them")
+            to_stderr(
+                "no history, and the data is of another boot: BPF frames stay as perf has them"
+            )
             return
         from ksym_plugin.clocks import ClockMap, PerfClock
         from ksym_plugin.sources import snapshot

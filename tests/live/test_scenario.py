@@ -99,10 +99,14 @@ def test_callers_are_named_too(turn: Recorded) -> None:
 
 
 def test_no_sample_is_lost_or_moved(turn: Recorded) -> None:
-    def seen(text: str) -> list[tuple[str, int, int, list[int]]]:
+    def place(frame: truth.Frame) -> int | str:
+        # perf hands a handler no map: a nameless user frame cannot be made file-relative.
+        return frame.dso if frame.name == "[unknown]" and not frame.ip >> 63 else frame.ip
+
+    def seen(text: str) -> list[tuple[str, int, int, list[int | str]]]:
         # The handler prints microseconds, as perf does without --ns.
         return [
-            (sample.comm, sample.tid, sample.time // 1_000, [frame.ip for frame in sample.frames])
+            (sample.comm, sample.tid, sample.time // 1_000, [place(f) for f in sample.frames])
             for sample in truth.samples(text)
         ]
 

@@ -45,9 +45,17 @@ def check_exact(timeline: Timeline, held: list[Held], address: int, time: int) -
         assert lifetime is None, where
         assert said in (NOT_LOADED, UNKNOWN_ADDRESS), where
         return
-    if any(other.overlaps(expected) and expected.loaded < other.loaded <= time for other in held):
-        # Another has taken a part of it but not this byte: nobody is here for certain.
+    over = [
+        other
+        for other in held
+        if other.overlaps(expected) and expected.loaded < other.loaded <= time
+    ]
+    if over:
+        # Another has taken a part of it, if not this byte: nobody is here for certain,
+        # and who has lost his start to the newest has lost all.
         assert lifetime is None or said == GRACE, where
+        newest = max(over, key=lambda other: other.loaded)
+        assert lifetime is None or not newest.start <= expected.start < newest.end, where
         return
     assert lifetime is not None, where
     assert (lifetime.symbol.start, lifetime.symbol.name) == (expected.start, expected.name), where
