@@ -61,26 +61,33 @@ FEW, MANY = 20, 2000
 @pytest.mark.parametrize("offset", [0x0, 0x44, 0xBF, 0x740, 0x900])
 @pytest.mark.parametrize("back", [1, 5, 15])
 def test_look_up_runs_the_same_lines_whatever_the_history(offset: int, back: int) -> None:
-    counts = []
-    for rounds in (FEW, MANY):
-        timeline = churned(rounds)
-        time = 1000 * (rounds - back) + 300
-        counts.append(lines_run(lambda: timeline.at(BASE + offset, time)))
-        assert timeline.count == 8 * rounds
-    assert counts[0] == counts[1] > 0
+    few, many = (look_up_lines(rounds, back, offset) for rounds in (FEW, MANY))
+    assert few == many > 0
+
+
+def lines_of_changes(rounds: int) -> tuple[int, int]:
+    """Lines run by two loads, and by their unloads, after so many rounds."""
+    timeline = churned(rounds)
+    now = 1000 * rounds
+    loads = [
+        load(BASE, 0x100, "bpf_prog_00000000000000ff", now, rounds + 1),
+        load(BASE + 0x700, 4096, "bpf_trampoline_x", now, None, True),
+    ]
+    unloads = [unload(change.symbol.start, now + 5) for change in loads]
+    return (
+        lines_run(lambda: [timeline.apply(change) for change in loads]),
+        lines_run(lambda: [timeline.apply(change) for change in unloads]),
+    )
 
 
 def test_change_runs_the_same_lines_whatever_the_history() -> None:
-    counts = []
-    for rounds in (FEW, MANY):
-        timeline = churned(rounds)
-        now = 1000 * rounds
-        changes = [load(BASE, 0x100, "bpf_prog_00000000000000ff", now, rounds + 1)]
-        changes.append(load(BASE + 0x700, 4096, "bpf_trampoline_x", now, None, True))
-        starts = [unload(change.symbol.start, now + 5) for change in changes]
-        counts.append(lines_run(lambda: [timeline.apply(change) for change in changes]))
-        counts.append(lines_run(lambda: [timeline.apply(change) for change in starts]))
-    assert counts[:2] == counts[2:]
+    assert lines_of_changes(FEW) == lines_of_changes(MANY)
+
+
+def look_up_lines(rounds: int, back: int, offset: int) -> int:
+    timeline = churned(rounds)
+    assert timeline.count == 8 * rounds
+    return lines_run(lambda: timeline.at(BASE + offset, 1000 * (rounds - back) + 300))
 
 
 def test_unloads_without_loads_are_kept_within_bounds() -> None:

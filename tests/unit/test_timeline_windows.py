@@ -143,9 +143,7 @@ def test_gap_marks_names_and_misses_in_it_and_graces_after_it() -> None:
     st.integers(0, 10),
 )
 @settings(max_examples=200, deadline=None)
-def test_gaps_equal_a_set_of_instants(
-    gaps: list[tuple[int, int]], since: int, length: int
-) -> None:
+def test_gaps_equal_a_set_of_instants(gaps: list[tuple[int, int]], since: int, length: int) -> None:
     timeline = timeline_of(*(Loss(start, start + span, "test") for start, span in gaps))
     lost = {time for start, span in gaps for time in range(start, start + span + 1)}
     expected = not lost.isdisjoint(range(since, since + length + 1))
