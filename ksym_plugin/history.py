@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _AT_PAGE: Final = (
     f"SELECT {COLUMNS} FROM lifetime WHERE boot = ?1 AND start BETWEEN ?2 AND ?3 UNION ALL"
     f" SELECT {COLUMNS} FROM lifetime WHERE boot = ?1 AND id IN"
-    " (SELECT lifetime FROM span WHERE page = ?4) ORDER BY loaded, prog_id"
+    " (SELECT lifetime FROM span WHERE page = ?4) ORDER BY loaded, id"
 )
 _FOREVER: Final = (1 << 63) - 1
 
@@ -133,12 +133,14 @@ class Past:
         self.boot = boot
         self._database = database
         self._path = path
+        self._ground = 0
         self._refresh()
 
     def _refresh(self) -> None:
         self._timeline = Timeline()
         here = kernel_id.boot_id() == self.boot.boot_id
         self._pages: set[int] = set()
+        self._bearing: dict[int, set[int]] = {}
         #: Rows entered from one page that another will bring again.
         self._entered: set[int] = set()
         self.sessions = [
@@ -169,11 +171,13 @@ class Past:
             if time.monotonic_ns() > give_up:
                 return
             time.sleep(HEARTBEAT / 20e9)
+            # Nothing that was decided on what had been read may outlive it.
+            self._ground = self.extent + 1
             self._refresh()
 
     @property
     def extent(self) -> int:
-        return self._timeline.extent
+        return self._ground + self._timeline.extent
 
     def covers(self, time_ns: int) -> bool:
         return any(session.started <= time_ns <= session.covered for session in self.sessions)
@@ -241,20 +245,35 @@ class Past:
         return there is None or there.row == lifetime.row
 
     def _read_page(self, page: int) -> None:
+        """Enter what lies on a page, and what tells how much of it was left when.
+
+        That is told by what was loaded where it starts, and for a symbol whose end is
+        not known by all its neighbours up to the page.
+        """
         self._pages.add(page)
+        for before in self._enter_page(page):
+            self._enter_page(before)
+
+    def _enter_page(self, page: int) -> set[int]:
+        """Enter all that has a byte on a page; the earlier pages that bear upon it."""
+        bearing = self._bearing.get(page)
+        if bearing is not None:
+            return bearing
+        bearing = self._bearing[page] = set()
         first = page << PAGE_SHIFT
         last = first + (1 << PAGE_SHIFT) - 1
         for row in self._rows(_AT_PAGE, signed(first), signed(last), page):
             lifetime = lifetime_of(row)
+            start, end = lifetime.symbol.start, lifetime.symbol.end
+            if start < first:
+                began = start >> PAGE_SHIFT
+                bearing.update(range(began, page) if lifetime.open_ended else (began,))
             if lifetime.row in self._entered:
                 continue
-            if lifetime.symbol.start < first or lifetime.symbol.end > last + 1:
+            if start < first or end > last + 1:
                 self._entered.add(lifetime.row)
             self._timeline.enter(lifetime)
-            # How far an open-ended symbol reaches is told by its neighbours.
-            before = lifetime.symbol.start >> PAGE_SHIFT
-            if lifetime.open_ended and before not in self._pages:
-                self._read_page(before)
+        return bearing
 
     def _uncovered(self) -> list[tuple[int, int]]:
         """The stretches of time, from before the first session to for ever, between them."""

@@ -116,7 +116,7 @@ def query(database: sqlite3.Connection, path: str, statement: str, *values: obje
         raise damaged(path, error) from error
 
 
-def damaged(path: str, error: Exception) -> HistoryError:
+def damaged(path: str, error: object) -> HistoryError:
     return HistoryError(
         f"{path} cannot be read as a history ({error})",
         "it has not been altered; record into another file with -o",
@@ -158,12 +158,14 @@ def connect_read_only(path: str) -> sqlite3.Connection:
     if not os.path.exists(path):
         raise HistoryError(f"there is no history {path}", "make one with: ksym record -o " + path)
     address = "file:" + _quoted(os.path.abspath(path)) + "?mode=ro"
+    failure: object = "it cannot be opened"
     for options in ("", "&immutable=1"):
         if options and os.path.exists(path + "-wal"):
             break
         try:
             database = sqlite3.connect(address + options, uri=True, isolation_level=None)
-        except sqlite3.Error:
+        except sqlite3.Error as error:
+            failure = error
             continue
         try:
             database.execute("SELECT count(*) FROM boot")
@@ -173,6 +175,17 @@ def connect_read_only(path: str) -> sqlite3.Connection:
             continue
         return database
     raise damaged(path, failure)
+
+
+def check_sound(path: str) -> None:
+    """Read the whole file once, before anything is written to it. HistoryError if damaged."""
+    database = connect_read_only(path)
+    try:
+        ((found, *_), *_) = query(database, path, "PRAGMA quick_check(1)")
+    finally:
+        database.close()
+    if found != "ok":
+        raise damaged(path, found)
 
 
 def _quoted(path: str) -> str:

@@ -20,7 +20,7 @@ from ksym_plugin.history_file import (
     PAGE_SHIFT,
     SCHEMA,
     check_format,
-    connect_read_only,
+    check_sound,
     damaged,
     is_running,
     lifetime_of,
@@ -31,6 +31,7 @@ from ksym_plugin.symbols import BPF_MODULE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any, Final
 
     from ksym_plugin.clocks import Instant
@@ -40,6 +41,12 @@ _INSERT: Final = f"INSERT INTO lifetime (boot, {COLUMNS}) VALUES ({', '.join('?'
 _UPDATE: Final = (
     "UPDATE lifetime SET size = ?, name = ?, kind = ?, open_ended = ?, loaded = ?, loading = ?,"
     " unloaded = ?, unloading = ?, prog_id = ?, pid = ?, comm = ?, module = ? WHERE id = ?"
+)
+
+#: A later report may know a farther end.
+_WIDEN: Final = (
+    "INSERT INTO span SELECT ?1, ?2"
+    " WHERE NOT EXISTS (SELECT 1 FROM span WHERE page = ?1 AND lifetime = ?2)"
 )
 
 
@@ -56,11 +63,10 @@ class HistoryWriter:
         self.path = path
         if check_format(path):
             # Whether the inside is sound is found out before anything may write to it.
-            connect_read_only(path).close()
+            check_sound(path)
         else:
             _make_private(path)
         self._dirty: dict[int, Lifetime] = {}
-        self._spans: list[tuple[int, int]] = []
         try:
             self._database = sqlite3.connect(path, isolation_level=None, timeout=5)
         except sqlite3.Error as error:
@@ -168,32 +174,29 @@ class HistoryWriter:
         new: list[tuple[object, ...]] = []
         changed: list[tuple[object, ...]] = []
         spans: list[tuple[int, int]] = []
+        further: list[tuple[int, int]] = []
         last_row = self._last_row
         for lifetime in self._dirty.values():
             if lifetime.row:
                 changed.append((*_values(lifetime), lifetime.row))
+                further += _spans(lifetime, lifetime.row)
                 continue
             last_row += 1
             new.append((self.boot, last_row, signed(lifetime.symbol.start), *_values(lifetime)))
             spans += _spans(lifetime, last_row)
-        database = self._database
-        try:
-            database.execute("BEGIN")
+        with self._transaction() as database:
             if new:
                 database.executemany(_INSERT, new)
             if spans:
                 database.executemany("INSERT INTO span VALUES (?, ?)", spans)
             if changed:
                 database.executemany(_UPDATE, changed)
+            if further:
+                database.executemany(_WIDEN, further)
             database.execute(
                 "UPDATE session SET covered = max(covered, ?) WHERE id = ?",
                 (covered, self._session),
             )
-            database.execute("COMMIT")
-        except sqlite3.Error as error:
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            raise _unwritable(self.path, error) from error
         self._number_rows()
         self._last_row = last_row
         self._dirty.clear()
@@ -207,13 +210,23 @@ class HistoryWriter:
 
     def forget(self, before: int) -> None:
         """Forget what ended before ``before`` in this boot: it is no longer covered."""
-        self._execute("DELETE FROM lifetime WHERE boot = ? AND unloaded < ?", self.boot, before)
-        self._execute(
-            "UPDATE session SET started = min(covered, max(started, ?)) WHERE boot = ?",
-            before,
-            self.boot,
-        )
-        self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
+        with self._transaction():
+            self._execute("DELETE FROM lifetime WHERE boot = ? AND unloaded < ?", self.boot, before)
+            self._execute("DELETE FROM gap WHERE boot = ? AND until < ?", self.boot, before)
+            self._execute(
+                "UPDATE session SET started = min(covered, max(started, ?)) WHERE boot = ?",
+                before,
+                self.boot,
+            )
+            self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
+            # The last instant before is kept: times up to the next one need both.
+            self._execute(
+                "DELETE FROM instant WHERE session IN (SELECT id FROM session WHERE boot = ?1)"
+                " AND monotonic < (SELECT max(monotonic) FROM instant i JOIN session s"
+                " ON s.id = i.session WHERE s.boot = ?1 AND i.monotonic <= ?2)",
+                self.boot,
+                before,
+            )
 
     def shrink(self, most_bytes: int) -> None:
         """Forget the oldest until what is kept fits: earlier boots, then what ended first."""
@@ -231,12 +244,13 @@ class HistoryWriter:
 
     def _forget_boot(self, boot: int) -> None:
         sessions = "(SELECT id FROM session WHERE boot = ?)"
-        self._execute("DELETE FROM lifetime WHERE boot = ?", boot)
-        self._execute("DELETE FROM gap WHERE boot = ?", boot)
-        self._execute(f"DELETE FROM instant WHERE session IN {sessions}", boot)
-        self._execute("DELETE FROM session WHERE boot = ?", boot)
-        self._execute("DELETE FROM boot WHERE id = ?", boot)
-        self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
+        with self._transaction():
+            self._execute("DELETE FROM lifetime WHERE boot = ?", boot)
+            self._execute("DELETE FROM gap WHERE boot = ?", boot)
+            self._execute(f"DELETE FROM instant WHERE session IN {sessions}", boot)
+            self._execute("DELETE FROM session WHERE boot = ?", boot)
+            self._execute("DELETE FROM boot WHERE id = ?", boot)
+            self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
 
     def _used_bytes(self) -> int:
         pages, free, size = (
@@ -256,6 +270,19 @@ class HistoryWriter:
         finally:
             self._database.close()
 
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it or nothing, whatever goes wrong and even if this process dies."""
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            yield self._database
+            self._execute("COMMIT")
+        except sqlite3.Error as error:
+            raise _unwritable(self.path, error) from error
+        finally:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+
     def _execute(self, statement: str, *values: object) -> list[Any]:
         try:
             return self._database.execute(statement, values).fetchall()
@@ -269,7 +296,7 @@ def _values(lifetime: Lifetime) -> tuple[object, ...]:
     unloaded, since = lifetime.unloaded_latest, lifetime.unloaded_earliest
     return (
         symbol.end - symbol.start,
-        symbol.name,
+        _text(symbol.name),
         KINDS.index(symbol.kind),
         int(lifetime.open_ended),
         lifetime.loaded_latest,
@@ -278,9 +305,14 @@ def _values(lifetime: Lifetime) -> tuple[object, ...]:
         None if unloaded is None or since is None else unloaded - since,
         lifetime.prog_id,
         lifetime.pid,
-        lifetime.comm,
+        lifetime.comm and _text(lifetime.comm),
         None if symbol.module == BPF_MODULE else symbol.module,
     )
+
+
+def _text(name: str) -> str:
+    """A name as UTF-8 can hold it: a source may decode the kernel's bytes to surrogates."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _spans(lifetime: Lifetime, row: int) -> list[tuple[int, int]]:
