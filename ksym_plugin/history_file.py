@@ -158,23 +158,32 @@ def connect_read_only(path: str) -> sqlite3.Connection:
     if not os.path.exists(path):
         raise HistoryError(f"there is no history {path}", "make one with: ksym record -o " + path)
     address = "file:" + _quoted(os.path.abspath(path)) + "?mode=ro"
-    failure: object = "it cannot be opened"
-    for options in ("", "&immutable=1"):
-        if options and os.path.exists(path + "-wal"):
-            break
-        try:
-            database = sqlite3.connect(address + options, uri=True, isolation_level=None)
-        except sqlite3.Error as error:
-            failure = error
-            continue
-        try:
-            database.execute("SELECT count(*) FROM boot")
-        except sqlite3.Error as error:
-            failure = error
-            database.close()
-            continue
-        return database
-    raise damaged(path, failure)
+    if _lacks_wal(path):
+        address += "&immutable=1"
+    try:
+        database = sqlite3.connect(address, uri=True, isolation_level=None)
+    except sqlite3.Error as error:
+        raise damaged(path, error) from error
+    try:
+        database.execute("SELECT count(*) FROM boot")
+    except sqlite3.Error as error:
+        database.close()
+        raise damaged(path, error) from error
+    return database
+
+
+def _lacks_wal(path: str) -> bool:
+    """Whether SQLite would make a -wal file just to read, or fail where it may not.
+
+    So it does for a file in WAL mode (bytes 18 and 19 of its header) that has none, as
+    a copy of one has that was being written. Nobody is writing it then.
+    """
+    try:
+        with open(path, "rb") as file:
+            modes = file.read(20)[18:]
+    except OSError:
+        return False
+    return modes == b"\2\2" and not os.path.exists(path + "-wal")
 
 
 def check_sound(path: str) -> None:
