@@ -1,0 +1,53 @@
+SHELL = /bin/bash
+PYTHON = .venv/bin/python
+# The live tests limit themselves; this is for a kernel that lets none of them return.
+LIVE_SECONDS = 1800
+
+.PHONY: help setup demo test lint format unit live bench wheel \
+	install-perf-scripts uninstall-perf-scripts clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
+
+setup: ## system packages (as root on Debian) and .venv
+	@scripts/setup
+
+demo: setup ## the main job on a recording made on the spot, or on the shipped one
+	@scripts/demo
+
+test: setup ## lint, unit and live, with a summary
+	@scripts/check
+
+lint: setup ## ruff and mypy --strict
+	@status=0; \
+	$(PYTHON) -m ruff check . || status=1; \
+	$(PYTHON) -m ruff format --check . || status=1; \
+	$(PYTHON) -m mypy || status=1; \
+	exit $$status
+
+format: setup ## let ruff mend what it can
+	@$(PYTHON) -m ruff check --fix .
+	@$(PYTHON) -m ruff format .
+
+unit: setup ## unit tests on every Python from 3.9 to 3.13 that is here, with coverage
+	@scripts/unit
+
+live: setup ## live tests against this kernel (root; says what it skips and why)
+	@timeout --foreground --kill-after=30 $(LIVE_SECONDS) $(PYTHON) -m pytest tests/live -ra
+
+bench: setup ## benchmarks beside their peers
+	@$(PYTHON) -m bench
+
+wheel: setup ## dist/*.whl
+	@$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+install-perf-scripts: ## perf script record ksym, perf script report ksym
+	@contrib/perf-script/install
+
+uninstall-perf-scripts: ## take them away again
+	@contrib/perf-script/install --uninstall
+
+clean: ## all that was made here
+	rm -rf .venv .venv-pythons build dist .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
