@@ -103,10 +103,8 @@ def _head(known: Past, dial: Dial, time_ns: int | None) -> Iterator[str]:
     """What the history covers, and what it does not."""
     yield f"history of {describe(known.boot)}, times on the {dial.clock} clock"
     for session in known.sessions:
-        until = dial.text(session.covered)
-        yield (
-            f"  {dial.text(session.started)} to {until}  {session.source}, {_state(session, until)}"
-        )
+        since, until = dial.text(session.started), dial.text(session.covered)
+        yield f"  {since} to {until}  {session.source}, {_state(session)}"
     for loss in known.losses:
         count = "" if loss.count is None else f", {loss.count} lost"
         yield f"  gap {dial.text(loss.since)} to {dial.text(loss.until)}  {loss.cause}{count}"
@@ -116,12 +114,10 @@ def _head(known: Past, dial: Dial, time_ns: int | None) -> Iterator[str]:
     yield ""
 
 
-def _state(session: Session, until: str) -> str:
+def _state(session: Session) -> str:
     if session.closed:
         return "closed"
-    if session.writing:
-        return "recording now"
-    return f"recorder killed: what changed after {until} is unknown"
+    return "recording now" if session.writing else "recorder killed"
 
 
 def _table(found: Iterable[Lifetime], dial: Dial) -> Iterator[str]:
