@@ -39,6 +39,10 @@ _AT_PAGE: Final = (
     f" SELECT {COLUMNS} FROM lifetime WHERE boot = ?1 AND id IN"
     " (SELECT lifetime FROM span WHERE page = ?4) ORDER BY loaded, id"
 )
+_BOUNDS: Final = (
+    "SELECT (SELECT min(start) FROM lifetime), (SELECT max(start) FROM lifetime),"
+    " (SELECT max(page) FROM span)"
+)
 _FOREVER: Final = (1 << 63) - 1
 
 
@@ -144,7 +148,9 @@ class Past:
         #: Rows entered from one page that another will bring again.
         self._entered: set[int] = set()
         self.sessions = [
-            Session(source, started, covered, bool(closed), here and is_running(pid, since))
+            Session(
+                source, started, covered, bool(closed), here and not closed and is_running(pid, since)
+            )
             for source, started, covered, closed, pid, since in self._rows(
                 "SELECT source, started, covered, closed, writer_pid, writer_start"
                 " FROM session WHERE boot = ? ORDER BY started"
@@ -156,6 +162,10 @@ class Past:
                 "SELECT since, until, cause, count FROM gap WHERE boot = ? ORDER BY since"
             )
         ]
+        # Most kernel addresses lie where nothing was ever loaded: no need to ask for them.
+        first, last, span = query(self._database, self._path, _BOUNDS)[0]
+        self._first_page = unsigned(first or 0) >> PAGE_SHIFT
+        self._last_page = max(unsigned(last or 0) >> PAGE_SHIFT, span or 0)
         for loss in self.losses:
             self._timeline.apply(loss)
         for since, until in self._uncovered():
@@ -196,7 +206,7 @@ class Past:
         if not self.covers(time_ns):
             return None, OUTSIDE_HISTORY
         page = address >> PAGE_SHIFT
-        if page not in self._pages:
+        if page not in self._pages and self._first_page <= page <= self._last_page:
             self._read_page(page)
         return self._timeline.at(address, time_ns)
 

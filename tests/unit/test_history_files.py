@@ -99,16 +99,21 @@ def test_writer_refuses_and_leaves_every_byte(make: Callable[[Path], None], tmp_
     assert caught.value.remedy
 
 
+def read_all(path: str) -> None:
+    with History(path) as history:
+        for boot in history.boots():
+            past = history.past(boot)
+            past.lifetimes()
+            past.at(BASE + 0x2000, 50)
+
+
 @pytest.mark.parametrize("make", BROKEN, ids=lambda make: make.__name__)
 def test_reader_refuses_and_leaves_every_byte(make: Callable[[Path], None], tmp_path: Path) -> None:
     path = tmp_path / "h.db"
     make(path)
     before = state_of(tmp_path)
-    with pytest.raises(HistoryError), History(str(path)) as history:
-        for boot in history.boots():
-            past = history.past(boot)
-            past.lifetimes()
-            past.at(BASE + 0x2000, 50)
+    with pytest.raises(HistoryError):
+        read_all(str(path))
     assert state_of(tmp_path) == before
 
 
@@ -182,8 +187,9 @@ covered = 10
 try:
     while True:
         covered += 1
-        for life in timeline_of(*(load(BASE + 99 * n, 64, "x" * 50, 5) for n in range(99))).lifetimes():
-            writer.note(life)
+        loads = (load(BASE + 99 * number, 64, "x" * 50, 5) for number in range(99))
+        for lifetime in timeline_of(*loads).lifetimes():
+            writer.note(lifetime)
         writer.commit(covered)
 except HistoryError as error:
     print(covered - 1, error)
