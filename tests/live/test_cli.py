@@ -242,6 +242,31 @@ def test_retention_keeps_the_size(history: str) -> None:
     assert_closed(history)
 
 
+@pytest.mark.usefixtures("perf", "perf_python")
+def test_script_prints_what_perf_recorded(tmp_path: Path) -> None:
+    data = str(tmp_path / "perf.data")
+    busy = (
+        "import time\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: open('/dev/null')"
+    )
+    profile = ["perf", "record", "-q", "-g", "-e", "cpu-clock", "-o", data]
+    inner = [*profile, "--", sys.executable, "-c", busy]
+    record("-o", str(tmp_path / "ksym.db"), "--", *inner)
+    script = [*KSYM, "script", "-i", data]
+    done = procs.run(script, SECONDS)
+    times = procs.run(["perf", "script", "-i", data, "-F", "time"], SECONDS).out.split()
+    assert [line.split()[2] for line in done.out.splitlines() if "cpu-clock" in line] == times
+    assert "kernel frames" in done.err and "outside" not in done.err
+    folded = procs.run([*script, "--format", "folded"], SECONDS).out
+    assert sum(int(line.rpartition(" ")[2]) for line in folded.splitlines()) == len(times)
+    assert procs.run([*script, "--time", "0,1"], SECONDS, status=None).out == ""
+
+
+@pytest.mark.usefixtures("perf", "perf_python")
+def test_script_passes_perfs_status(tmp_path: Path) -> None:
+    done = procs.run([*KSYM, "script", "-i", str(tmp_path / "none")], SECONDS, status=None)
+    assert done.status not in (0, 1) and "No such file" in done.err
+
+
 def test_doctor_finds_recording_possible() -> None:
     told = json.loads(procs.run([*KSYM, "doctor", "--json"], 60).out)
     states = {check["name"]: check["state"] for check in told["checks"]}
