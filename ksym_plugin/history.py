@@ -149,7 +149,11 @@ class Past:
         self._entered: set[int] = set()
         self.sessions = [
             Session(
-                source, started, covered, bool(closed), here and not closed and is_running(pid, since)
+                source,
+                started,
+                covered,
+                bool(closed),
+                here and not closed and is_running(pid, since),
             )
             for source, started, covered, closed, pid, since in self._rows(
                 "SELECT source, started, covered, closed, writer_pid, writer_start"

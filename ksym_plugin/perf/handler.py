@@ -7,6 +7,7 @@ sample is counted, and the sample is passed on as perf had it.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -19,9 +20,9 @@ from ksym_plugin.history import History
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.perf import data
 from ksym_plugin.perf.naming import Tally, clean, decide, spelled
-from ksym_plugin.perf.output import FoldedOutput, TextOutput, to_stderr
+from ksym_plugin.perf.output import FoldedOutput, TextOutput, say
 from ksym_plugin.resolver import FIRST_MARKER, Resolver
-from ksym_plugin.symbols import BPF_MODULE, KERNEL, UNKNOWN_ADDRESS, Frame, Reason
+from ksym_plugin.symbols import BPF_MODULE, UNKNOWN_ADDRESS, Frame, Reason
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
 
     from ksym_plugin.clocks import ClockMap
     from ksym_plugin.history import Past
-    from ksym_plugin.perf.output import Entry
 
 _KERNEL_HALF: Final = 1 << 63
 _GUEST: Final = "[guest."
+#: A time that nothing covers.
 _OUTSIDE: Final = -1
 
 
@@ -77,8 +78,8 @@ class Handler:
         self._clocks_by_event: dict[str, str | None] = {}
         self._clock_map: ClockMap | None = None
         self._past: Past | Timeline | None = None
-        #: Addresses that BPF never held, where perf's name for them stands, as printed.
-        self._standing: dict[int, str] = {}
+        #: Addresses of the core image as they are spelled: BPF never held them.
+        self._core: dict[int, str] = {}
         self._recorded = data.read(data_path)
         self._is_this_boot = _is_this_boot(self._recorded)
         self._open_past(histories.find(options.history, data_path))
@@ -86,83 +87,91 @@ class Handler:
         self._has_statics = False
 
     def process_event(self, event: dict[str, Any]) -> None:
+        """A sample, as perf hands it over."""
         try:
-            entries, kernel = self._entries(event)
-        except Exception as error:  # Nothing that a sample holds may abort perf.
-            what = f"{type(error).__name__}: {error}"
-            self.tally.errors[what] = self.tally.errors.get(what, 0) + 1
-            entries, kernel = _as_perf_had_it(event)
-        self._print(event, entries, kernel)
+            pieces = self._pieces(event)
+        except Exception as error:  # noqa: BLE001 - nothing a sample holds may abort perf
+            self._passed_on(error)
+            pieces = self._as_perf_had_it(event)
+        try:
+            self._output.sample(event, pieces)
+        except OSError:
+            _give_up_output()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._passed_on(error)
 
     def trace_end(self) -> None:
         try:
             self._output.close()
             sys.stdout.flush()
             for line in self.tally.lines():
-                to_stderr(line)
+                say(line)
         except OSError:
             _give_up_output()
 
-    def _print(self, event: dict[str, Any], entries: list[Entry], kernel: set[int]) -> None:
-        try:
-            self._output.sample(event, entries, kernel)
-        except OSError:
-            _give_up_output()
-        except Exception as error:  # As above.
-            what = f"not printed, {type(error).__name__}: {error}"
-            self.tally.errors[what] = self.tally.errors.get(what, 0) + 1
+    def _passed_on(self, error: Exception) -> None:
+        what = f"{type(error).__name__}: {error}"
+        self.tally.errors[what] = self.tally.errors.get(what, 0) + 1
 
     # Naming
 
-    def _entries(self, event: dict[str, Any]) -> tuple[list[Entry], set[int]]:
-        """The callchain as it is to be printed, and which of its addresses are the kernel's."""
-        sample = event.get("sample") or {}
-        chain = event.get("callchain") or [_leaf(event, sample)]
-        entries: list[Entry] = []
-        kernel: set[int] = set()
+    def _pieces(self, event: dict[str, Any]) -> list[str]:
+        """The frames of a sample as the output spells them, leaf first."""
+        core = self._core
+        user = self._output.user
+        pieces: list[str] = []
         time_ns: int | None = None
-        standing = self._standing
-        for node in chain:
-            address = node.get("ip", 0)
-            symbol = node.get("sym")
-            dso = node.get("dso") or ""
-            name = symbol["name"] if symbol else ""
-            if address >= FIRST_MARKER:
+        confirmed = 0
+        for node in event.get("callchain") or [_leaf(event)]:
+            address = node["ip"]
+            piece = core.get(address)
+            if piece is not None:
+                confirmed += 1
+            elif address < _KERNEL_HALF:
+                piece = user(node)
+            elif address >= FIRST_MARKER:
                 continue
-            if not self._is_host_kernel(address, dso):
-                offset = node.get("sym_off")
-                if symbol and offset is not None:
-                    # perf prints user addresses relative to the file they are in.
-                    address = symbol["start"] + offset
-                entries.append((address, name, offset, dso))
-                continue
-            kernel.add(address)
-            if name and standing.get(address) == name:
-                self.tally.confirmed += 1
-                entries.append((address, name, node.get("sym_off"), dso))
-                continue
-            if time_ns is None:
-                time_ns = self._monotonic(event, sample)
-            entries.append(self._name(address, clean(name), node.get("sym_off"), dso, time_ns))
-        return entries, kernel
+            else:
+                if time_ns is None:
+                    time_ns = self._monotonic(event)
+                piece = self._kernel(node, time_ns)
+            pieces.append(piece)
+        self.tally.confirmed += confirmed
+        return pieces
 
-    def _name(self, address: int, name: str, offset: int | None, dso: str, time_ns: int) -> Entry:
+    def _kernel(self, node: dict[str, Any], time_ns: int) -> str:
+        address, symbol, dso = node["ip"], node.get("sym"), node.get("dso") or ""
+        if dso.startswith(_GUEST):  # looks like this kernel's, but is another's
+            return self._output.user(node)
+        name = clean(symbol["name"]) if symbol else ""
         answer = self._resolver.resolve(address, time_ns)
         if isinstance(answer, Reason) and not name and not self._has_statics:
             self._load_statics()
             answer = self._resolver.resolve(address, time_ns)
         held = decide(answer, name, dso, self.tally)
         if held is None:
-            return address, "", None, "" if name else clean(dso)
-        if isinstance(held, str):
-            if answer is UNKNOWN_ADDRESS or (isinstance(answer, Frame) and answer.kind == KERNEL):
-                self._standing[address] = name
-            return address, name, offset, clean(dso)
-        return address, spelled(held), held.offset, _dso(held, dso)
+            return self._output.kernel(address, "", None, "" if name else clean(dso))
+        if isinstance(held, Frame):
+            return self._output.kernel(address, spelled(held), held.offset, _dso(held, dso))
+        piece = self._output.kernel(address, held, node.get("sym_off"), clean(dso))
+        if _is_core(dso) and (answer is UNKNOWN_ADDRESS or isinstance(answer, Frame)):
+            self._core[address] = piece
+        return piece
 
-    def _is_host_kernel(self, address: int, dso: str) -> bool:
-        """Guest addresses look like the host's, but mean another kernel."""
-        return address >= _KERNEL_HALF and not dso.startswith(_GUEST)
+    def _as_perf_had_it(self, event: dict[str, Any]) -> list[str]:
+        pieces: list[str] = []
+        chain = event.get("callchain")
+        for node in chain if isinstance(chain, list) else ():
+            if isinstance(node, dict) and isinstance(node.get("ip"), int):
+                symbol = node.get("sym")
+                name = symbol.get("name") if isinstance(symbol, dict) else None
+                address = node["ip"]
+                pieces.append(
+                    self._output.kernel(
+                        address, clean(str(name or "")), None, clean(str(node.get("dso") or ""))
+                    )
+                )
+        return pieces
 
     def _load_statics(self) -> None:
         """This boot's kallsyms, once a frame wants it: perf mostly names those itself."""
@@ -172,17 +181,17 @@ class Handler:
         try:
             self._resolver = Resolver(self._past, Kallsyms.load())
         except KsymError as error:
-            to_stderr(str(error))
+            say(str(error))
 
     # Time
 
-    def _monotonic(self, event: dict[str, Any], sample: dict[str, Any]) -> int:
+    def _monotonic(self, event: dict[str, Any]) -> int:
         """When the sample was taken, in CLOCK_MONOTONIC; before everything if unknown."""
         name = str(event.get("ev_name"))
         clock = self._clocks_by_event.get(name, "")
         if clock == "":
             clock = self._clocks_by_event[name] = self._clock_of(event)
-        stamp = sample.get("time") or 0
+        stamp = event["sample"].get("time") or 0
         if not stamp or clock is None or self._clock_map is None:
             return _OUTSIDE
         return self._clock_map.to_monotonic(clock, stamp)
@@ -194,7 +203,7 @@ class Handler:
             return clock
         if clock is not None and self._clock_map.knows(clock):
             return clock
-        to_stderr(
+        say(
             f"samples of {event.get('ev_name')} are on a clock that the history cannot place,"
             " so BPF frames stay as perf has them; record with: perf record -k CLOCK_MONOTONIC"
         )
@@ -226,15 +235,13 @@ class Handler:
         past = history.past(boot)
         past.wait_covered(time.monotonic_ns())
         for line in past.warnings():
-            to_stderr(f"{path}: {line}")
+            say(f"{path}: {line}")
         self._past, self._clock_map = past, past.clock_map()
 
     def _open_live(self) -> None:
         """Without a history: what is loaded now was there ever since it was loaded."""
         if not self._is_this_boot:
-            to_stderr(
-                "no history, and the data is of another boot: BPF frames stay as perf has them"
-            )
+            say("no history, and the data is of another boot: BPF frames stay as perf has them")
             return
         from ksym_plugin.clocks import ClockMap, PerfClock
         from ksym_plugin.sources import snapshot
@@ -242,9 +249,9 @@ class Handler:
         try:
             loads = snapshot.take().loads
         except KsymError as error:
-            to_stderr(f"no history, and the live system does not tell: {error}")
+            say(f"no history, and the live system does not tell: {error}")
             return
-        to_stderr("no history: only BPF programs that are still loaded can be named")
+        say("no history: only BPF programs that are still loaded can be named")
         timeline = Timeline()
         for load in loads:
             timeline.apply(load)
@@ -263,23 +270,19 @@ def _is_this_boot(recorded: data.Recorded) -> bool:
     return all(has is None or had is None or has == had for has, had in zip(here, there))
 
 
-def _leaf(event: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
+def _leaf(event: dict[str, Any]) -> dict[str, Any]:
     """The only frame of a sample without a callchain, in the shape of a callchain's."""
-    node: dict[str, Any] = {"ip": sample.get("ip", 0), "dso": event.get("dso")}
+    node: dict[str, Any] = {"ip": event["sample"].get("ip", 0), "dso": event.get("dso")}
     if event.get("symbol"):
-        node["sym"] = {"name": event["symbol"]}
-        node["sym_off"] = event.get("symoff")
+        offset = event.get("symoff")
+        node["sym"] = {"name": event["symbol"], "start": node["ip"] - (offset or 0)}
+        node["sym_off"] = offset
     return node
 
 
-def _as_perf_had_it(event: dict[str, Any]) -> tuple[list[Entry], set[int]]:
-    entries: list[Entry] = []
-    for node in event.get("callchain") or ():
-        if isinstance(node, dict) and isinstance(node.get("ip"), int):
-            symbol = node.get("sym") or {}
-            name = clean(str(symbol.get("name", "")))
-            entries.append((node["ip"], name, node.get("sym_off"), str(node.get("dso") or "")))
-    return entries, {address for address, *_ in entries if address >= _KERNEL_HALF}
+def _is_core(dso: str) -> bool:
+    """Whether perf found a name in the core image, which stays where it is."""
+    return dso == "[kernel.kallsyms]" or "/vmlinux" in dso
 
 
 def _dso(frame: Frame, dso: str) -> str:
@@ -293,17 +296,19 @@ def _dso(frame: Frame, dso: str) -> str:
 def _give_up_output() -> None:
     """The output cannot be written (a full disk, say): say so once, let perf finish."""
     error = sys.exc_info()[1]
-    to_stderr(f"the output cannot be written ({error})")
+    say(f"the output cannot be written ({error})")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def start(arguments: list[str]) -> Handler:
     """The handler for the perf this runs inside of; exits with a sentence if it cannot be."""
+    # Every sample is a tree of dicts without cycles: looking for some costs a twentieth.
+    gc.disable()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # As perf itself: a closed pipe ends it.
     sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
     options = parse_options(arguments)
     try:
         return Handler(options, data.path_of_running_perf())
     except KsymError as error:
-        to_stderr(str(error))
+        say(str(error))
         sys.exit(1)
