@@ -49,5 +49,5 @@ uninstall-perf-scripts: ## take them away again
 	@contrib/perf-script/install --uninstall
 
 clean: ## all that was made here
-	rm -rf .venv .venv-pythons build dist .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
