@@ -145,8 +145,10 @@ def _record(
         try:
             status = run.until_stopped() if not command else run.while_running(command)
         finally:
-            recorder.finish()
-        say(_summary(recorder, recorder.changes - before, output))
+            with contextlib.suppress(*run.told):
+                recorder.finish()
+        if not run.told:
+            say(_summary(recorder, recorder.changes - before, output))
         return status
 
 
@@ -175,6 +177,8 @@ class Run:
         self._retention = retention
         self._signals = signals
         self._until = until
+        #: Errors that the user knows of already.
+        self.told: tuple[type[KsymError], ...] = ()
 
     def until_stopped(self) -> int:
         while not self._is_over():
@@ -195,6 +199,7 @@ class Run:
         except KsymError as error:
             # The command is somebody's work, and has done nothing wrong.
             say(f"{error}; recording has stopped, {command[0]} goes on")
+            self.told = (KsymError,)
             self._wait(child)
             return _FAILED
         code = child.returncode

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import resource
 import select
 import shutil
 import signal
@@ -234,6 +235,28 @@ def test_what_cannot_be_written_is_one_sentence_and_nothing_runs(tmp_path: Path)
         assert done.out == "" and done.err.startswith("ksym: ") and done.err.count("\n") == 1
         assert said in done.err
     assert (tmp_path / "foreign").read_bytes() == b"somebody's work"
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_command(history: str) -> None:
+    script = "echo ready; read -r line <&3; echo done; exit 5"
+    read, write = os.pipe()
+    around = ["sh", "-c", f'exec "$@" 3</proc/{os.getpid()}/fd/{read}', "sh"]
+    command = [*KSYM, "record", "-o", history, "--", *around, "sh", "-c", script]
+    child = procs.start(command, out=subprocess.PIPE, err=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and child.stderr is not None
+        assert b"recording with" in procs.read_line(child.stderr.fileno(), SECONDS)
+        assert procs.read_line(child.stdout.fileno(), SECONDS) == b"ready\n"
+        resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+        said = procs.read_line(child.stderr.fileno(), SECONDS)
+        assert b"cannot be written" in said and b"sh goes on" in said
+        os.write(write, b"\n")
+        assert child.communicate(timeout=SECONDS) == (b"done\n", b"")
+        assert child.returncode == 1
+    finally:
+        procs.end_group(child)
+        os.close(read)
+        os.close(write)
 
 
 def test_retention_keeps_the_size(history: str) -> None:
