@@ -83,8 +83,10 @@ class Ledger:
             lifetime.unloaded_earliest = max(unload.earliest, lifetime.loaded_earliest)
             lifetime.unloaded_latest = unload.latest
             lifetime.unload = unload
+            self._redate(lifetime)
             return lifetime
         displaced = _end_anew(lifetime, unload)
+        self._redate(lifetime)
         if displaced is not None:
             self._disturb(self.unload(displaced))
         return lifetime
@@ -138,6 +140,7 @@ class Ledger:
         latest = min(lifetime.loaded_latest, load.latest)
         lifetime.loaded_earliest = min(max(lifetime.loaded_earliest, load.earliest), latest)
         lifetime.loaded_latest = latest
+        lifetime.loaded_by = min(lifetime.loaded_by, load.latest)
         lifetime.symbol, lifetime.open_ended = _better_symbol(lifetime, load)
         if lifetime.prog_id is None:
             lifetime.prog_id = load.prog_id
@@ -154,12 +157,30 @@ class Ledger:
         earlier = track.before(lifetime)
         taken = earlier.unload if earlier is not None else None
         if earlier is not None and taken is not None and taken.latest >= lifetime.loaded_earliest:
-            _reopen(earlier)
+            earlier.unloaded_earliest = earlier.unloaded_latest = earlier.unload = None
+            self._redate(earlier)
             self.disturbed.append(earlier)
             waiting.append(taken)
         for unload in sorted(waiting, key=lambda waits: waits.latest):
             self._disturb(self.unload(unload))
-        last = track.lifetimes[-1]
+        self._note_live(start)
+
+    def _redate(self, lifetime: Lifetime) -> None:
+        """A symbol was loaded before it was unloaded, also where the load's report is vaguer.
+
+        So is one that a snapshot found, and that had gone, and whose place was taken,
+        by the time the snapshot was complete.
+        """
+        until = lifetime.unloaded_latest
+        latest = lifetime.loaded_by if until is None else min(lifetime.loaded_by, until)
+        if latest != lifetime.loaded_latest:
+            self.places.remove(lifetime)
+            lifetime.loaded_latest = latest
+            self.places.insert(lifetime)
+            self._note_live(lifetime.symbol.start)
+
+    def _note_live(self, start: int) -> None:
+        last = self.places.starts[start].lifetimes[-1]
         if last.unloaded_latest is None:
             self.live[start] = last
         else:
@@ -223,10 +244,6 @@ def _both(one: Unload, other: Unload) -> Unload:
     earliest = min(max(one.earliest, other.earliest), latest)
     prog_id = one.prog_id if one.prog_id is not None else other.prog_id
     return Unload(one.start, earliest, latest, one.name or other.name, prog_id)
-
-
-def _reopen(lifetime: Lifetime) -> None:
-    lifetime.unloaded_earliest = lifetime.unloaded_latest = lifetime.unload = None
 
 
 def _is_same_load(lifetime: Lifetime, load: Load) -> bool:

@@ -157,6 +157,7 @@ class Lifetime:
 
     __slots__ = (
         "comm",
+        "loaded_by",
         "loaded_earliest",
         "loaded_latest",
         "open_ended",
@@ -173,6 +174,8 @@ class Lifetime:
         self.symbol = load.symbol
         self.loaded_earliest = load.earliest
         self.loaded_latest = load.latest
+        #: ``loaded_latest`` by the load's reports alone: the unload may have been before.
+        self.loaded_by = load.latest
         self.unloaded_earliest: int | None = None
         self.unloaded_latest: int | None = None
         #: The report that ended it, for pairing anew when an older report arrives late.
