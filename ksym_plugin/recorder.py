@@ -83,7 +83,7 @@ class Recorder:
         """Apply what has arrived, and commit when it is time."""
         before = time.monotonic_ns()
         self._apply(self._source.read())
-        self.covered = before
+        self._cover(before)
         if self._lost is not None and before >= self._resync_after:
             self._resync(self._lost.since)
         if before - self._ticked >= _CLOCK_SPAN:
@@ -98,7 +98,8 @@ class Recorder:
         """Apply what is still waiting and end the session in order."""
         before = time.monotonic_ns()
         self._apply(self._source.read())
-        self.covered = before
+        self._end_gap(before)
+        self._cover(before)
         self._tick(before)
         self._writer.close(self.covered)
 
@@ -129,8 +130,27 @@ class Recorder:
         self.losses += 1
         self.timeline.apply(loss)
         self._writer.lost(loss)
-        since = loss.since if self._lost is None else min(loss.since, self._lost.since)
-        self._lost = Loss(since, loss.until, loss.cause, loss.count)
+        if self._lost is None:
+            self._lost = loss
+        else:
+            first = self._lost
+            since, until = min(first.since, loss.since), min(first.until, loss.until)
+            self._lost = Loss(since, until, first.cause, first.count)
+
+    def _cover(self, until: int) -> None:
+        """All before ``until`` is applied; but after a loss, nothing is sure until a resync."""
+        if self._lost is None:
+            self.covered = until
+        elif until > self._lost.until:
+            self.timeline.apply(Loss(self._lost.until, until, "until the resync"))
+
+    def _end_gap(self, until: int) -> None:
+        """Keep that what began with a loss ended here: by a resync, or with the session."""
+        if self._lost is not None and until > self._lost.until:
+            rest = Loss(self._lost.until, until, "until the resync")
+            self.timeline.apply(rest)
+            self._writer.lost(rest)
+        self._lost = None
 
     def _resync(self, since: int) -> None:
         """Make the table equal to the kernel's; what differs changed after ``since``."""
@@ -144,16 +164,12 @@ class Recorder:
             self._resync_after = time.monotonic_ns() + HEARTBEAT
             return
         ended = time.monotonic_ns()
-        if self._lost is not None:
-            rest = Loss(self._lost.until, ended, "until the resync")
-            self.timeline.apply(rest)
-            self._writer.lost(rest)
-            self._lost = None
+        self._end_gap(ended)
         live = {lifetime.symbol.start: lifetime for lifetime in self.timeline.live()}
         self._apply(_differences(live, snapshot, since, began, ended))
         before = time.monotonic_ns()
         self._apply(self._source.read())
-        self.covered = before
+        self._cover(before)
         self.resyncs += 1
         self._resync_after = ended + _RESYNC_REST * (ended - began)
 
