@@ -84,6 +84,7 @@ _WRAP: Final = 1 << 64
 
 
 def lifetime_of(row: tuple[Any, ...]) -> Lifetime:
+    """The lifetime in a row of COLUMNS."""
     (number, start, size, name, kind, open_ended, loaded, loading, unloaded, unloading) = row[:10]
     prog_id, pid, comm, module = row[10:]
     kind = KINDS[kind]
@@ -101,10 +102,12 @@ def lifetime_of(row: tuple[Any, ...]) -> Lifetime:
 
 
 def signed(address: int) -> int:
+    """An address as SQLite can hold it; the order within each half is kept."""
     return address - _WRAP if address >= _SIGN else address
 
 
 def unsigned(value: int) -> int:
+    """The address that ``signed`` made ``value`` of."""
     return value + _WRAP if value < 0 else value
 
 
@@ -117,6 +120,7 @@ def query(database: sqlite3.Connection, path: str, statement: str, *values: obje
 
 
 def damaged(path: str, error: object) -> HistoryError:
+    """The error for a file whose inside is not what its header promises."""
     return HistoryError(
         f"{path} cannot be read as a history ({error})",
         "it has not been altered; record into another file with -o",

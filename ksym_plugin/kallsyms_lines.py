@@ -29,6 +29,7 @@ _MARKER: Final = re.compile(
 
 
 def address_of(line: bytes) -> int:
+    """The address a line begins with."""
     return int(line[:16], 16)
 
 
@@ -54,10 +55,12 @@ def is_marker(line: bytes) -> bool:
 
 
 def in_core_image(line: bytes) -> bool:
+    """Whether the line names no module."""
     return b"\t" not in line
 
 
 def is_bpf(line: bytes) -> bool:
+    """Whether the line is one of BPF's."""
     return line.endswith(b"\t[bpf]")
 
 
@@ -84,6 +87,7 @@ def split(line: bytes) -> tuple[str, str | None]:
 
 
 def kind_of(name: str, module: str | None) -> str:
+    """The kind of a symbol from where it is listed."""
     if module is None:
         return KERNEL
     if module == BPF_MODULE:

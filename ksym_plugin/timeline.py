@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from typing import Final, Union
 
     #: A lifetime and how certain it is, or None and why there is none.
-    Answer = Union[tuple[Lifetime, str], tuple[None, Reason]]  # noqa: UP007
+    Answer = Union[tuple[Lifetime, str], tuple[None, Reason]]
 
 #: How long after its unload a program is still taken to run when a symbol of unknown
 #: length was loaded below it: 1.37 s is the longest that was measured.
@@ -99,7 +99,7 @@ class Timeline:
         """Take in a whole lifetime, as a history has it."""
         self._ledger.enter(lifetime)
 
-    def at(self, address: int, time: int) -> Answer:
+    def at(self, address: int, time: int) -> Answer:  # noqa: C901, PLR0912 - one hot loop
         """Who had ``address`` at ``time`` (CLOCK_MONOTONIC ns), and how certain that is.
 
         AMBIGUOUS where the time falls into the window in which one symbol followed

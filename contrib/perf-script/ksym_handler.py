@@ -22,8 +22,8 @@ _CANDIDATES = (
 
 
 def _load():
-    if sys.version_info < (3, 9):
-        sys.exit("ksym: this perf embeds Python %d.%d; 3.9 is needed" % sys.version_info[:2])
+    if sys.version_info < (3, 9):  # noqa: UP036 - an older perf may embed an older Python
+        sys.exit("ksym: this perf embeds Python {}.{}; 3.9 is needed".format(*sys.version_info))
     for folder in _CANDIDATES:
         if folder and os.path.isfile(os.path.join(folder, "ksym_plugin", "perf", "handler.py")):
             # In front, so that a checkout's handler never meets another version's package.
@@ -32,7 +32,7 @@ def _load():
     try:
         from ksym_plugin.perf import handler
     except ImportError as error:
-        sys.exit("ksym: %s; run this through ksym script, or set PYTHONPATH" % error)
+        sys.exit(f"ksym: {error}; run this through ksym script, or set PYTHONPATH")
     return handler
 
 

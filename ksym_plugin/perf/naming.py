@@ -47,11 +47,13 @@ class Tally:
 
     def lines(self) -> list[str]:
         """The tally as text, a line a fact; what did not happen is left out."""
-        lines = [
+        unknown = sum(self.unknown.values())
+        summary = (
             f"{self.frames:,} kernel frames: {self.confirmed:,} confirmed, {self.renamed:,} renamed"
             f" (perf had them wrong), {self.added:,} newly named (perf had missed them),"
-            f" {sum(self.unknown.values()):,} still unknown"
-        ]
+            f" {unknown:,} still unknown"
+        )
+        lines = [summary]
         if self.bpf:
             lines.append(
                 f"{self.bpf:,} of them are BPF: {self.grace:,} ran after their unload (grace),"
@@ -69,7 +71,7 @@ class Tally:
 
 
 def clean(name: str) -> str:
-    """perf's name without what it appends: ``\\0[bpf]`` where kcore shadows its map."""
+    """perf's name without what it appends: a NUL and ``[bpf]`` where kcore shadows its map."""
     return name.partition("\0")[0]
 
 
