@@ -13,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 import time
 from bisect import bisect_right
 
@@ -111,7 +112,9 @@ def clock_of_attr(attr: bytes) -> str | None:
     if len(attr) < _FLAGS_AT + 8:
         return PERF
     (flags,) = _WORD.unpack_from(attr, _FLAGS_AT)
-    if not flags & syscalls.USE_CLOCKID:
+    # The first bit-field of a word is its highest bit where bytes are big-endian.
+    clockid_counts = syscalls.USE_CLOCKID if sys.byteorder == "little" else (1 << 63) >> 25
+    if not flags & clockid_counts:
         return PERF
     if len(attr) < _CLOCKID_AT + 4:
         return None
