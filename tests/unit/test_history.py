@@ -122,7 +122,7 @@ def whole(one: Lifetime) -> tuple:
 
 
 @given(histories(images=True), st.booleans(), st.integers(0, 60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_past_answers_as_the_timeline_did(held: list[Held], gap: bool, since: int) -> None:
     """Symbols that run over a page's end and images that reach over it among them."""
     changes: list = list(changes_of(held))

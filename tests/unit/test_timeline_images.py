@@ -23,7 +23,7 @@ IMAGE = "bpf_trampoline_6442500001"
 
 
 @given(histories(images=True))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_no_byte_that_is_held_gets_another_name(held: list[Held]) -> None:
     timeline = timeline_of(*changes_of(held))
     for address, time in questions(held):
@@ -41,7 +41,7 @@ def test_no_byte_that_is_held_gets_another_name(held: list[Held]) -> None:
 
 
 @given(histories(images=True))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_answer_from_a_symbol_that_was_not_loaded_or_does_not_reach(held: list[Held]) -> None:
     timeline = timeline_of(*changes_of(held))
     for address, time in questions(held):

@@ -46,7 +46,7 @@ def drained(held: list[Held], reads: list[int]) -> list[Load | Unload]:
 
 
 @given(histories(images=True), st.sets(st.integers(100, 300)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_in_windows_a_held_byte_is_named_right_or_not_at_all(
     held: list[Held], some: set[int]
 ) -> None:
@@ -142,7 +142,7 @@ def test_gap_marks_names_and_misses_in_it_and_graces_after_it() -> None:
     st.integers(0, 80),
     st.integers(0, 10),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_gaps_equal_a_set_of_instants(gaps: list[tuple[int, int]], since: int, length: int) -> None:
     timeline = timeline_of(*(Loss(start, start + span, "test") for start, span in gaps))
     lost = {time for start, span in gaps for time in range(start, start + span + 1)}
