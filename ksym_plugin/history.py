@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline import Answer
 
 _AT_PAGE: Final = (
-    f"SELECT {COLUMNS} FROM lifetime WHERE boot = ?1 AND start BETWEEN ?2 AND ?3 UNION ALL"
-    f" SELECT {COLUMNS} FROM lifetime WHERE boot = ?1 AND id IN"
-    " (SELECT lifetime FROM span WHERE page = ?4) ORDER BY loaded, id"
+    f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ? UNION ALL"
+    f" SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND id IN"
+    " (SELECT lifetime FROM span WHERE page = ?) ORDER BY loaded, id"
 )
 _BOUNDS: Final = (
     "SELECT (SELECT min(start) FROM lifetime), (SELECT max(start) FROM lifetime),"
@@ -276,7 +276,7 @@ class Past:
         bearing = self._bearing[page] = set()
         first = page << PAGE_SHIFT
         last = first + (1 << PAGE_SHIFT) - 1
-        for row in self._rows(_AT_PAGE, signed(first), signed(last), page):
+        for row in self._rows(_AT_PAGE, signed(first), signed(last), self.boot.row, page):
             lifetime = lifetime_of(row)
             start, end = lifetime.symbol.start, lifetime.symbol.end
             if start < first:

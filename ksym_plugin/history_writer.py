@@ -45,8 +45,8 @@ _UPDATE: Final = (
 
 #: A later report may know a farther end.
 _WIDEN: Final = (
-    "INSERT INTO span SELECT ?1, ?2"
-    " WHERE NOT EXISTS (SELECT 1 FROM span WHERE page = ?1 AND lifetime = ?2)"
+    "INSERT INTO span SELECT ?, ?"
+    " WHERE NOT EXISTS (SELECT 1 FROM span WHERE page = ? AND lifetime = ?)"
 )
 
 
@@ -192,7 +192,7 @@ class HistoryWriter:
             if changed:
                 database.executemany(_UPDATE, changed)
             if further:
-                database.executemany(_WIDEN, further)
+                database.executemany(_WIDEN, [span * 2 for span in further])
             database.execute(
                 "UPDATE session SET covered = max(covered, ?) WHERE id = ?",
                 (covered, self._session),
@@ -221,9 +221,10 @@ class HistoryWriter:
             self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
             # The last instant before is kept: times up to the next one need both.
             self._execute(
-                "DELETE FROM instant WHERE session IN (SELECT id FROM session WHERE boot = ?1)"
+                "DELETE FROM instant WHERE session IN (SELECT id FROM session WHERE boot = ?)"
                 " AND monotonic < (SELECT max(monotonic) FROM instant i JOIN session s"
-                " ON s.id = i.session WHERE s.boot = ?1 AND i.monotonic <= ?2)",
+                " ON s.id = i.session WHERE s.boot = ? AND i.monotonic <= ?)",
+                self.boot,
                 self.boot,
                 before,
             )

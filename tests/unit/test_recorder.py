@@ -142,6 +142,8 @@ class Stage:
         return self.kernel.calls.count("snapshot")
 
     def past(self) -> Past:
+        if hasattr(self, "history"):
+            self.history.close()
         self.history = History(self.path)
         return self.history.past(self.history.boots()[0])
 
