@@ -9,6 +9,7 @@ covered up to its last commit and as unknown after that.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 
 from ksym_plugin import kernel_id
 from ksym_plugin.clocks import ClockMap, Instant
@@ -172,7 +173,9 @@ class Past:
         self._last_page = max(unsigned(last or 0) >> PAGE_SHIFT, span or 0)
         for loss in self.losses:
             self._timeline.apply(loss)
-        for since, until in self._uncovered():
+        self._bare = self._uncovered()
+        self._bare_starts = [since for since, _ in self._bare]
+        for since, until in self._bare:
             self._timeline.apply(Loss(since, until, "not recorded"))
 
     def wait_covered(self, until: int) -> None:
@@ -194,7 +197,9 @@ class Past:
         return self._ground + self._timeline.extent
 
     def covers(self, time_ns: int) -> bool:
-        return any(session.started <= time_ns <= session.covered for session in self.sessions)
+        """Whether a session was recording at that time."""
+        at = bisect_right(self._bare_starts, time_ns) - 1
+        return at >= 0 and time_ns > self._bare[at][1]
 
     def clock_map(self) -> ClockMap:
         """The instants at which the recorder read all clocks."""
@@ -292,7 +297,7 @@ class Past:
     def _uncovered(self) -> list[tuple[int, int]]:
         """The stretches of time, from before the first session to for ever, between them."""
         stretches = []
-        since = 0
+        since = -1
         for session in self.sessions:
             if session.started > since:
                 stretches.append((since, session.started - 1))
