@@ -295,9 +295,9 @@ class Past:
         return bearing
 
     def _uncovered(self) -> list[tuple[int, int]]:
-        """The stretches of time, from before the first session to for ever, between them."""
+        """The stretches of time before, between and after the sessions."""
         stretches = []
-        since = -1
+        since = -_FOREVER
         for session in self.sessions:
             if session.started > since:
                 stretches.append((since, session.started - 1))
