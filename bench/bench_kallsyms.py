@@ -1,117 +1,95 @@
-"""What loading a kallsyms table costs beside the bare read of the same file, what it
-holds, and what a look-up costs. Peers: ``open().read()`` and the usual table in Python,
-one tuple a symbol.
+"""The symbol table: a load of /proc/kallsyms against reading the file, memory, look-ups.
 
-Run as a program it prints a table; ``run()`` gives the rows. A figure is the best of
-several runs, taken in turn with its peer's. Memory is that of a process of its own.
+Peers: ``open().read()``, and the usual table in Python, one tuple a symbol. Memory is
+that of a process of its own, above what it held after its imports.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
-import time
-from typing import Any
 
-REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, REPO)
+from bench.measure import in_child, in_turn, memory_mb, settle
+from bench.report import CPU, row, not_measured
+from ksym_plugin.errors import KallsymsError
+from ksym_plugin.kallsyms import Kallsyms
 
-from ksym_plugin.errors import KallsymsError  # noqa: E402
-from ksym_plugin.kallsyms import Kallsyms  # noqa: E402
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 TABLE = "/proc/kallsyms"
-ROUNDS = 9
-LOOK_UPS = 50_000
-MEASURE = """
-import json, sys
-def kb(field):
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(field))
-from ksym_plugin.kallsyms import Kallsyms
-open("/proc/version", "rb").close()
-before = kb("VmRSS:"), kb("VmHWM:")
-if sys.argv[2] == "ours":
-    table = Kallsyms.load(sys.argv[1])
-else:
-    table = [
-        (int(fields[0], 16), fields[1], fields[2], fields[3] if len(fields) > 3 else None)
-        for fields in (line.split() for line in open(sys.argv[1]))
+ROUNDS, LOOK_UPS = 9, 50_000
+QUICK = (2, 1_000)
+TWICE = ("<=", 2)
+#: What 122,000 symbols may cost is what any number may cost, by the symbol.
+BYTES_A_SYMBOL = 16 * 2**20 / 122_000
+
+
+def rows(quick: bool) -> list[dict[str, Any]]:
+    rounds, look_ups = QUICK if quick else (ROUNDS, LOOK_UPS)
+    try:
+        table = Kallsyms.load(TABLE)
+    except KallsymsError as error:
+        return [not_measured("load against the bare read", "times", TWICE, str(error))]
+    read, load = in_turn(rounds, lambda: bare_read, lambda: Kallsyms.load)
+    held, peak, count = in_child("bench_kallsyms", "memory", "ours")
+    plain, plain_peak, _ = in_child("bench_kallsyms", "memory", "tuples")
+    (found,) = in_turn(rounds, lambda: looking_up(table, look_ups))
+    return [
+        row(
+            f"load of {count:,} symbols against the bare read",
+            load.over(read),
+            "times",
+            TWICE,
+            CPU,
+            "open().read()",
+            1.0,
+        ),
+        row("  load", load.times(1e3), "ms", None, CPU, "open().read() (ms)", read.median * 1e3),
+        row(
+            "memory held",
+            held,
+            "MB",
+            ("<=", round(BYTES_A_SYMBOL * count / 2**20, 2)),
+            peer="a tuple a symbol",
+            peer_figures=plain,
+            note="the bar is 16 MB for 122,000 symbols",
+        ),
+        row("memory at its peak", peak, "MB", peer="a tuple a symbol", peer_figures=plain_peak),
+        row("a look-up", found.times(1e6 / look_ups), "us", None, CPU),
     ]
-print(json.dumps([kb("VmRSS:") - before[0], kb("VmHWM:") - before[1], len(table)]))
-"""
 
 
-def bare_read(path: str) -> None:
-    with open(path, "rb") as file:
+def bare_read() -> None:
+    with open(TABLE, "rb") as file:
         file.read()
 
 
-def times(path: str) -> tuple[float, float]:
-    """Milliseconds of the bare read and of a load, best of ROUNDS in turn."""
-    read, load = [], []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        bare_read(path)
-        read.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        table = Kallsyms.load(path)
-        load.append(time.perf_counter() - start)
-        del table  # outside the measured time: a profiler frees it at its end
-    return min(read) * 1e3, min(load) * 1e3
+def memory(which: str) -> tuple[float, float, int]:
+    """MB held after the load and at its peak, and the number of symbols."""
+    with open("/proc/version", "rb"):
+        pass
+    before = memory_mb(), memory_mb("VmHWM")
+    table: Any = Kallsyms.load(TABLE) if which == "ours" else tuples()
+    return memory_mb() - before[0], memory_mb("VmHWM") - before[1], len(table)
 
 
-def memory(path: str, which: str) -> tuple[float, float, int]:
-    """MB held after the load and at its peak, and symbols, in a fresh interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, path, which],
-        env={**os.environ, "PYTHONPATH": REPO},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    held, peak, count = json.loads(done.stdout)
-    return held / 1024, peak / 1024, count
+def tuples() -> list[tuple[int, str, str, str | None]]:
+    with open(TABLE, encoding="ascii") as file:
+        lines = (line.split() for line in file)
+        return [(int(at[0], 16), at[1], at[2], at[3] if len(at) > 3 else None) for at in lines]
 
 
-def look_up(table: Kallsyms) -> float:
-    """Microseconds of one look-up, over distinct addresses spread over kernel text."""
-    start = table.text_start or 0xFFFFFFFF81000000
+def looking_up(table: Kallsyms, count: int) -> Callable[[], object]:
+    """Look-ups of distinct addresses spread over kernel text."""
+    start = table.text_start or 0xFFFF_FFFF_8100_0000
     pick = random.Random(1)
-    addresses = [start + pick.randrange(1 << 24) for _ in range(LOOK_UPS)]
-    began = time.perf_counter()
-    for address in addresses:
-        table.find(address)
-    return (time.perf_counter() - began) / LOOK_UPS * 1e6
+    addresses = [start + pick.randrange(1 << 24) for _ in range(count)]
+    settle()
 
+    def work() -> None:
+        for address in addresses:
+            table.find(address)
 
-def run(path: str = TABLE) -> list[dict[str, Any]]:
-    """Rows of name, value, unit, bar (what the project promises) and peer."""
-    try:
-        table = Kallsyms.load(path)
-    except KallsymsError as error:
-        return [{"name": f"kallsyms: {error}", "value": None, "unit": "", "bar": "", "peer": ""}]
-    read, load = times(path)
-    held, peak, count = memory(path, "ours")
-    plain, plain_peak, _ = memory(path, "tuples")
-
-    def row(name: str, value: float, unit: str, bar: str = "", peer: str = "") -> dict[str, Any]:
-        return {"name": name, "value": round(value, 2), "unit": unit, "bar": bar, "peer": peer}
-
-    bare = f"bare read {read:.1f} ms"
-    return [
-        row(f"kallsyms: load of {count:,} symbols", load, "ms", f"<= {2 * read:.1f}", bare),
-        row("kallsyms: load against bare read", load / read, "times", "<= 2", bare),
-        row("kallsyms: memory held", held, "MB", "<= 16 for 122,000", f"tuples {plain:.1f} MB"),
-        row("kallsyms: memory at its peak", peak, "MB", "", f"tuples {plain_peak:.1f} MB"),
-        row("kallsyms: one look-up", look_up(table), "us"),
-    ]
-
-
-if __name__ == "__main__":
-    for line in run():
-        figure = "-" if line["value"] is None else f"{line['value']:.2f} {line['unit']}"
-        print(f"{line['name']:45} {figure:>12}   {line['bar']:18} {line['peer']}")
+    return work
