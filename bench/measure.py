@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -106,7 +107,7 @@ def run(command: Sequence[str], out: str, seconds: float = 300, **more: Any) -> 
     Raises RuntimeError with what it said if it fails, subprocess.TimeoutExpired if late.
     """
     with open(out, "wb") as stdout, open(out + ".err", "wb") as stderr:
-        before = os.times()
+        before = children_seconds()
         began = time.perf_counter()
         child = subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, **more
@@ -118,14 +119,18 @@ def run(command: Sequence[str], out: str, seconds: float = 300, **more: Any) -> 
             child.wait()
             raise
         wall = time.perf_counter() - began
-        after = os.times()
-    cpu = after.children_user + after.children_system
-    cpu -= before.children_user + before.children_system
+        cpu = children_seconds() - before
     with open(out + ".err", encoding="utf-8", errors="replace") as file:
         err = file.read()
     if status:
         raise RuntimeError(f"{' '.join(command)} ended with {status}: {err[-2000:]}")
     return Cost(cpu, wall, status, out, err)
+
+
+def children_seconds() -> float:
+    """CPU time, user and system, of all children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def in_child(module: str, function: str, *arguments: Any, seconds: float = 900) -> Any:

@@ -1,0 +1,136 @@
+"""The handler inside perf against perf's own stackcollapse.py, over one perf.data.
+
+The data is recorded on the spot: the whole system at 20 kHz while BPF programs run,
+files are read and Python computes, with ``ksym record`` around it. Both scripts write
+folded stacks; each figure is the user and system CPU time of a whole ``perf script``,
+perf's own work included, and the scripts run in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from bench.measure import REPO, Figures, run
+from bench.report import not_measured, row
+from tests.oracle import probe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ROUNDS, SAMPLES, SECONDS = 3, 100_000, 4
+QUICK = (1, 1_000, 1)
+_NAME = "folded output against stackcollapse.py"
+_BAR = ("<=", 1.1)
+_CLOCK = "user and system CPU time of perf script"
+_HANDLER = os.path.join(REPO, "contrib", "perf-script", "ksym_handler.py")
+_OWN = "scripts/python/stackcollapse.py"
+#: What there is to sample: a BPF program run over and over, files read, sums.
+_LOAD = """
+import os, sys, time
+from tests.oracle import programs, rawbpf
+fds = [programs.plain(f"bench_{number}", number) for number in range(8)]
+until = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < until:
+    for fd in fds:
+        rawbpf.test_run(fd, 200)
+    for name in os.listdir("/proc/self"):
+        os.path.exists(os.path.join("/proc/self", name))
+    with open("/proc/kallsyms", "rb") as file:
+        file.read(200000)
+    sum(number * number for number in range(20000))
+"""
+
+
+def rows(quick: bool) -> list[dict[str, Any]]:
+    rounds, samples, seconds = QUICK if quick else (ROUNDS, SAMPLES, SECONDS)
+    why = obstacle()
+    if why:
+        return [not_measured(_NAME, "times", _BAR, why)]
+    with tempfile.TemporaryDirectory(prefix="ksym-bench-") as folder:
+        data = os.path.join(folder, "perf.data")
+        history = os.path.join(folder, "ksym.db")
+        found = record(data, history, seconds, samples)
+        return compared(folder, data, history, rounds, found)
+
+
+def obstacle() -> str:
+    """Why this cannot be measured here; empty if it can."""
+    if os.geteuid():
+        return "needs root"
+    if shutil.which("perf") is None:
+        return "there is no perf"
+    if not os.path.exists(own_script()):
+        return f"this perf has no {_OWN}"
+    state, reason = probe.ask()
+    return "" if state == probe.ANSWERS else reason
+
+
+def own_script() -> str:
+    done = subprocess.run(["perf", "--exec-path"], capture_output=True, text=True, check=True)
+    return os.path.join(done.stdout.strip(), _OWN)
+
+
+def record(data: str, history: str, seconds: int, samples: int) -> int:
+    """Record until there are enough samples, in longer and longer attempts; how many."""
+    count = 0
+    for _ in range(4):
+        perf = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "20000", "-g", "-a", "-o", data]
+        load = [sys.executable, "-c", _LOAD, str(seconds)]
+        ksym = [sys.executable, "-m", "ksym_plugin.cli", "record", "-o", history, "--"]
+        run([*ksym, *perf, "--", *load], data + ".log", 180, cwd=REPO)
+        count = count_samples(data)
+        if count >= samples:
+            break
+        seconds = seconds * min(4, max(2, samples // max(count, 1) + 1))
+    return count
+
+
+def count_samples(data: str) -> int:
+    command = ["perf", "script", "-i", data, "-F", "time"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert child.stdout is not None
+    count = sum(1 for _ in child.stdout)
+    child.wait(120)
+    return count
+
+
+def compared(
+    folder: str, data: str, history: str, rounds: int, samples: int
+) -> list[dict[str, Any]]:
+    perf = ["perf", "script", "-i", data]
+    commands = {
+        "own": [*perf, "-s", own_script()],
+        "folded": [*perf, "-s", _HANDLER, "--", "-H", history, "--format", "folded"],
+        "text": [*perf, "-s", _HANDLER, "--", "-H", history],
+        "plain": perf,
+    }
+    taken: dict[str, list[float]] = {name: [] for name in commands}
+    tally = ""
+    for turn in range(rounds + 1):
+        for name, command in commands.items():
+            cost = run(command, os.path.join(folder, name))
+            if turn:
+                taken[name].append(cost.cpu)
+            if name == "folded":
+                tally = cost.err
+    own, folded, text, plain = (Figures(taken[name]) for name in commands)
+    summary = next((line for line in tally.splitlines() if "kernel frames" in line), "no tally")
+    return [
+        row(
+            _NAME,
+            folded.over(own),
+            "times",
+            _BAR,
+            _CLOCK,
+            "stackcollapse.py",
+            1.0,
+            f"{samples:,} samples; {summary}",
+        ),
+        row("  folded output", folded, "s", None, _CLOCK, "stackcollapse.py", own.median),
+        row("  text output", text, "s", None, _CLOCK, "perf script, no Python", plain.median),
+    ]
