@@ -7,6 +7,7 @@ the samples are from. Layout: tools/perf/Documentation/perf.data-file-format.txt
 from __future__ import annotations
 
 import os
+import stat
 import struct
 
 TYPE_CHECKING = False
@@ -17,15 +18,22 @@ _MAGIC: Final = b"PERFILE2"
 _HEADER: Final = struct.Struct("=8sQQ6Q4Q")
 _SECTION: Final = struct.Struct("=QQ")
 _RECORD: Final = struct.Struct("=IHH")
+_PAIR: Final = struct.Struct("=II")
 _BUILD_ID: Final = 2
 _HOSTNAME: Final = 3
 _OSRELEASE: Final = 4
+_EVENT_DESC: Final = 12
 _MISC_CPUMODE: Final = 7
 _MISC_KERNEL: Final = 1
-_RECORD_MMAP: Final = 1
+_MISC_MMAP_BUILD_ID: Final = 1 << 14
 _KERNEL_MAP: Final = b"[kernel.kallsyms]"
-_MMAP_PGOFF_AT: Final = 32
-_MMAP_NAME_AT: Final = 40
+_KERNEL_STARTS: Final = (_KERNEL_MAP + b"_text", _KERNEL_MAP + b"_stext")
+_PGOFF_AT: Final = 32
+#: PERF_RECORD_MMAP and _MMAP2, and where the name lies in each.
+_MMAP_NAMES_AT: Final = {1: 40, 10: 72}
+#: The build id in an MMAP2 that has one (perf record --buildid-mmap), after its length.
+_MMAP_BUILD_ID_SIZE_AT: Final = 40
+_MMAP_BUILD_ID_AT: Final = 44
 _BUILD_ID_AT: Final = 12
 _BUILD_ID_NAME_AT: Final = 36
 #: What is read of a section at most; a kernel map is among the first records.
@@ -35,7 +43,7 @@ _MOST: Final = 1 << 20
 class Recorded:
     """The kernel behind a perf.data; what the file does not say is None."""
 
-    __slots__ = ("build_id", "host", "release", "text_start")
+    __slots__ = ("build_id", "host", "release", "text_start", "width")
 
     def __init__(self) -> None:
         self.build_id: str | None = None
@@ -43,6 +51,8 @@ class Recorded:
         self.release: str | None = None
         #: The address of _text (or _stext) then: with KASLR, another at each boot.
         self.text_start: int | None = None
+        #: How long the longest name of an event is, which perf aligns the names to.
+        self.width = 0
 
 
 def read(path: str | None) -> Recorded:
@@ -50,6 +60,8 @@ def read(path: str | None) -> Recorded:
     recorded = Recorded()
     if path is None or path == "-":
         return recorded
+    if os.path.isdir(path):  # perf record --threads
+        path = os.path.join(path, "data")
     try:
         with open(path, "rb") as file:
             _read_header(file, recorded)
@@ -63,22 +75,24 @@ def _read_header(file: BinaryIO, recorded: Recorded) -> None:
     if magic != _MAGIC:
         return
     file.seek(data_at)
-    recorded.text_start = _kernel_text(file.read(min(data_size, _MOST)))
+    _read_kernel_map(file.read(min(data_size, _MOST)), recorded)
     file.seek(data_at + data_size)
     features = [bit for bit in range(256) if flags[bit // 64] >> bit % 64 & 1]
     table = file.read(_SECTION.size * len(features))
     for at, feature in enumerate(features):
-        if feature not in (_BUILD_ID, _HOSTNAME, _OSRELEASE):
+        if feature not in (_BUILD_ID, _HOSTNAME, _OSRELEASE, _EVENT_DESC):
             continue
         offset, size = _SECTION.unpack_from(table, at * _SECTION.size)
         file.seek(offset)
         content = file.read(min(size, _MOST))
         if feature == _BUILD_ID:
-            recorded.build_id = _kernel_build_id(content)
+            recorded.build_id = _kernel_build_id(content) or recorded.build_id
         elif feature == _HOSTNAME:
             recorded.host = _string(content)
-        else:
+        elif feature == _OSRELEASE:
             recorded.release = _string(content)
+        else:
+            recorded.width = _longest_name(content)
 
 
 def _string(content: bytes) -> str | None:
@@ -86,14 +100,34 @@ def _string(content: bytes) -> str | None:
     return content[4:].partition(b"\0")[0].decode("utf-8", "replace") or None
 
 
-def _kernel_text(records: bytes) -> int | None:
-    """Where the kernel's text began: the page offset of its own PERF_RECORD_MMAP."""
-    for at, kind, _, size in _records(records):
-        name = records[at + _MMAP_NAME_AT : at + size].partition(b"\0")[0]
-        if kind == _RECORD_MMAP and name in (_KERNEL_MAP + b"_text", _KERNEL_MAP + b"_stext"):
-            (start,) = struct.unpack_from("=Q", records, at + _MMAP_PGOFF_AT)
-            return int(start)
-    return None
+def _longest_name(content: bytes) -> int:
+    """Of an event: their number and their attr's size, then attr, number of ids, name, ids."""
+    count, attr_size = _PAIR.unpack_from(content)
+    at, longest = _PAIR.size, 0
+    for _ in range(count):
+        ids, size = _PAIR.unpack_from(content, at + attr_size)
+        at += attr_size + _PAIR.size
+        longest = max(longest, len(content[at : at + size].partition(b"\0")[0]))
+        at += size + 8 * ids
+    return longest
+
+
+def _read_kernel_map(records: bytes, recorded: Recorded) -> None:
+    """Where the kernel's text began: the page offset of the record of its own map."""
+    for at, kind, misc, size in _records(records):
+        name_at = _MMAP_NAMES_AT.get(kind)
+        if name_at is None:
+            continue
+        name = records[at + name_at : at + size].partition(b"\0")[0]
+        if name not in _KERNEL_STARTS:
+            continue
+        (start,) = struct.unpack_from("=Q", records, at + _PGOFF_AT)
+        recorded.text_start = int(start)
+        if misc & _MISC_MMAP_BUILD_ID and name_at != _MMAP_NAMES_AT[1]:
+            length = records[at + _MMAP_BUILD_ID_SIZE_AT]
+            build_id_at = at + _MMAP_BUILD_ID_AT
+            recorded.build_id = records[build_id_at : build_id_at + min(length, 20)].hex() or None
+        return
 
 
 def _kernel_build_id(content: bytes) -> str | None:
@@ -127,6 +161,10 @@ def path_of_running_perf() -> str | None:
             words = [os.fsdecode(word) for word in file.read().split(b"\0")]
     except OSError:
         return None
+    return _input_of(words) or ("-" if _is_piped() else "perf.data")
+
+
+def _input_of(words: list[str]) -> str | None:
     for at, word in enumerate(words):
         if word == "--":
             break
@@ -136,4 +174,12 @@ def path_of_running_perf() -> str | None:
             return word[len("--input=") :]
         if word.startswith("-i") and not word.startswith("--") and len(word) > 2:
             return word[2:]
-    return "perf.data"
+    return None
+
+
+def _is_piped() -> bool:
+    """Whether standard input is a pipe, which perf reads if it is not told what to read."""
+    try:
+        return stat.S_ISFIFO(os.fstat(0).st_mode)
+    except OSError:
+        return False
