@@ -39,3 +39,8 @@ def _load():
 _handler = _load().start(sys.argv[1:])
 process_event = _handler.process_event
 trace_end = _handler.trace_end
+
+
+def trace_unhandled(_event_name, _context, _fields, event):
+    """Tracepoints; perf hands over ``event`` to a function of four arguments alone."""
+    process_event(event)

@@ -22,7 +22,7 @@ from ksym_plugin.perf import data
 from ksym_plugin.perf.naming import Tally, clean, decide, spelled
 from ksym_plugin.perf.output import FoldedOutput, TextOutput, say
 from ksym_plugin.resolver import FIRST_MARKER, Resolver
-from ksym_plugin.symbols import BPF_MODULE, UNKNOWN_ADDRESS, Frame, Reason
+from ksym_plugin.symbols import BPF_MODULE, OUTSIDE_HISTORY, UNKNOWN_ADDRESS, Frame, Reason
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -31,11 +31,18 @@ if TYPE_CHECKING:
 
     from ksym_plugin.clocks import ClockMap
     from ksym_plugin.history import Past
+    from ksym_plugin.timeline import Answer
 
 _KERNEL_HALF: Final = 1 << 63
 _GUEST: Final = "[guest."
+#: PERF_RECORD_MISC_GUEST_KERNEL and _GUEST_USER: what a virtual machine was at.
+_GUEST_MODES: Final = frozenset((4, 5))
 #: A time that nothing covers.
 _OUTSIDE: Final = -1
+#: perf's time of a sample that has none is 0 or all ones, by its version.
+_NO_TIME: Final = 1 << 63
+#: Built into perf's own interpreter and no other.
+_PERF_MODULE: Final = "perf_trace_context"
 
 
 class Options:
@@ -73,14 +80,21 @@ class Handler:
 
     def __init__(self, options: Options, data_path: str | None) -> None:
         self.tally = Tally()
-        self._output = (FoldedOutput if options.format == "folded" else TextOutput)(sys.stdout)
+        self._recorded = data.read(data_path)
+        self._output: FoldedOutput | TextOutput
+        if options.format == "folded":
+            self._output = FoldedOutput(sys.stdout)
+        else:
+            self._output = TextOutput(sys.stdout, self._recorded.width)
         self._clock = options.clock
         self._clocks_by_event: dict[str, str | None] = {}
         self._clock_map: ClockMap | None = None
-        self._past: Past | Timeline | None = None
+        self._past: Past | _Live | None = None
+        self._has_said_clock = False
         #: Addresses of the core image as they are spelled: BPF never held them.
         self._core: dict[int, str] = {}
-        self._recorded = data.read(data_path)
+        #: Those that stand for several frames: perf expands what was inlined there.
+        self._inlined: set[int] = set()
         self._is_this_boot = _is_this_boot(self._recorded)
         self._open_past(histories.find(options.history, data_path))
         self._resolver = Resolver(self._past)
@@ -91,42 +105,41 @@ class Handler:
         try:
             pieces = self._pieces(event)
         except Exception as error:  # noqa: BLE001 - nothing a sample holds may abort perf
-            self._passed_on(error)
+            self.tally.failed("passed on as perf had them", error)
             pieces = self._as_perf_had_it(event)
         try:
             self._output.sample(event, pieces)
-        except OSError:
-            _give_up_output()
+        except OSError as error:
+            _give_up_output(error)
         except Exception as error:  # noqa: BLE001 - as above
-            self._passed_on(error)
+            self.tally.failed("left out", error)
 
     def trace_end(self) -> None:
         try:
             self._output.close()
-            sys.stdout.flush()
-            for line in self.tally.lines():
-                say(line)
-        except OSError:
-            _give_up_output()
-
-    def _passed_on(self, error: Exception) -> None:
-        what = f"{type(error).__name__}: {error}"
-        self.tally.errors[what] = self.tally.errors.get(what, 0) + 1
+        except OSError as error:
+            _give_up_output(error)
+        for line in self.tally.lines():
+            say(line)
 
     # Naming
 
     def _pieces(self, event: dict[str, Any]) -> list[str]:
         """The frames of a sample as the output spells them, leaf first."""
+        if event["sample"].get("cpumode") in _GUEST_MODES:
+            return self._as_perf_had_it(event)
         core = self._core
         user = self._output.user
         pieces: list[str] = []
         time_ns: int | None = None
         confirmed = 0
-        for node in event.get("callchain") or [_leaf(event)]:
+        last = -1
+        for node in event.get("callchain") or (_leaf(event),):
             address = node["ip"]
             piece = core.get(address)
-            if piece is not None:
+            if piece is not None and address != last:
                 confirmed += 1
+                last = address
             elif address < _KERNEL_HALF:
                 piece = user(node)
             elif address >= FIRST_MARKER:
@@ -134,15 +147,17 @@ class Handler:
             else:
                 if time_ns is None:
                     time_ns = self._monotonic(event)
-                piece = self._kernel(node, time_ns)
+                piece = self._kernel(node, time_ns, address == last)
+                last = address
             pieces.append(piece)
         self.tally.confirmed += confirmed
         return pieces
 
-    def _kernel(self, node: dict[str, Any], time_ns: int) -> str:
+    def _kernel(self, node: dict[str, Any], time_ns: int, again: bool) -> str:
+        """A kernel frame; ``again`` says that the frame before has the same address."""
         address, symbol, dso = node["ip"], node.get("sym"), node.get("dso") or ""
         if dso.startswith(_GUEST):  # looks like this kernel's, but is another's
-            return self._output.user(node)
+            return self._by_perf(node)
         name = clean(symbol["name"]) if symbol else ""
         answer = self._resolver.resolve(address, time_ns)
         if isinstance(answer, Reason) and not name and not self._has_statics:
@@ -153,25 +168,38 @@ class Handler:
             return self._output.kernel(address, "", None, "" if name else clean(dso))
         if isinstance(held, Frame):
             return self._output.kernel(address, spelled(held), held.offset, _dso(held, dso))
-        piece = self._output.kernel(address, held, node.get("sym_off"), clean(dso))
+        piece = self._by_perf(node)
         if _is_core(dso) and (answer is UNKNOWN_ADDRESS or isinstance(answer, Frame)):
-            self._core[address] = piece
+            self._keep(address, piece, again)
         return piece
 
+    def _keep(self, address: int, piece: str, again: bool) -> None:
+        """Keep how a frame of the core image is spelled, unless its address has several.
+
+        Where perf expands inlined functions, they follow one another with one address.
+        """
+        if again and self._core.get(address, piece) != piece:
+            del self._core[address]
+            self._inlined.add(address)
+        elif address not in self._inlined:
+            self._core[address] = piece
+
     def _as_perf_had_it(self, event: dict[str, Any]) -> list[str]:
+        """The frames of a sample under perf's own names, as far as they can be read."""
         pieces: list[str] = []
-        chain = event.get("callchain")
-        for node in chain if isinstance(chain, list) else ():
-            if isinstance(node, dict) and isinstance(node.get("ip"), int):
-                symbol = node.get("sym")
-                name = symbol.get("name") if isinstance(symbol, dict) else None
-                address = node["ip"]
-                pieces.append(
-                    self._output.kernel(
-                        address, clean(str(name or "")), None, clean(str(node.get("dso") or ""))
-                    )
-                )
+        try:
+            for node in event.get("callchain") or (_leaf(event),):
+                pieces.append(self._by_perf(node))  # noqa: PERF401 - keeps what came before
+        except Exception as error:  # noqa: BLE001 - nothing a sample holds may abort perf
+            self.tally.failed("cut short", error)
         return pieces
+
+    def _by_perf(self, node: dict[str, Any]) -> str:
+        address, symbol = node["ip"], node.get("sym")
+        if address < _KERNEL_HALF:
+            return self._output.user(node)
+        name = clean(symbol["name"]) if symbol else ""
+        return self._output.kernel(address, name, node.get("sym_off"), clean(node.get("dso") or ""))
 
     def _load_statics(self) -> None:
         """This boot's kallsyms, once a frame wants it: perf mostly names those itself."""
@@ -192,7 +220,7 @@ class Handler:
         if clock == "":
             clock = self._clocks_by_event[name] = self._clock_of(event)
         stamp = event["sample"].get("time") or 0
-        if not stamp or clock is None or self._clock_map is None:
+        if not 0 < stamp < _NO_TIME or clock is None or self._clock_map is None:
             return _OUTSIDE
         return self._clock_map.to_monotonic(clock, stamp)
 
@@ -203,10 +231,12 @@ class Handler:
             return clock
         if clock is not None and self._clock_map.knows(clock):
             return clock
-        say(
-            f"samples of {event.get('ev_name')} are on a clock that the history cannot place,"
-            " so BPF frames stay as perf has them; record with: perf record -k CLOCK_MONOTONIC"
-        )
+        if not self._has_said_clock:
+            self._has_said_clock = True
+            say(
+                f"samples of {event.get('ev_name')} are on a clock that the history cannot place,"
+                " so BPF frames stay as perf has them; record with: perf record -k CLOCK_MONOTONIC"
+            )
         return None
 
     # What is known of the past
@@ -260,7 +290,24 @@ class Handler:
             self._clock_map = ClockMap([clock.read()])
         finally:
             clock.close()
-        self._past = timeline
+        self._past = _Live(timeline)
+
+
+class _Live:
+    """What is loaded now, and since when: of what was there before, nothing is known."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+
+    @property
+    def extent(self) -> int:
+        return self._timeline.extent
+
+    def at(self, address: int, time_ns: int) -> Answer:
+        answer = self._timeline.at(address, time_ns)
+        if answer[0] is None and answer[1] is not UNKNOWN_ADDRESS:
+            return None, OUTSIDE_HISTORY
+        return answer
 
 
 def _is_this_boot(recorded: data.Recorded) -> bool:
@@ -293,20 +340,26 @@ def _dso(frame: Frame, dso: str) -> str:
     return clean(dso) or "[kernel.kallsyms]"
 
 
-def _give_up_output() -> None:
+def _give_up_output(error: OSError) -> None:
     """The output cannot be written (a full disk, say): say so once, let perf finish."""
-    error = sys.exc_info()[1]
-    say(f"the output cannot be written ({error})")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    say(f"the output cannot be written ({error.strerror or error})")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def start(arguments: list[str]) -> Handler:
     """The handler for the perf this runs inside of; exits with a sentence if it cannot be."""
+    options = parse_options(arguments)
+    if _PERF_MODULE not in sys.builtin_module_names:
+        say("this is a script for perf; run: perf script -s ksym_handler.py, or: ksym script")
+        sys.exit(1)
     # Every sample is a tree of dicts without cycles: looking for some costs a twentieth.
     gc.disable()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # As perf itself: a closed pipe ends it.
+    if sys.stdout is None:  # closed by whoever started perf
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for good
     sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
-    options = parse_options(arguments)
     try:
         return Handler(options, data.path_of_running_perf())
     except KsymError as error:

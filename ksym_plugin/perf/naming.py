@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 #: Appended to a name that may be wrong because changes were lost around that time.
 UNCERTAIN: Final = "?"
+#: How many different errors are told apart, and how much of each.
+_MOST_ERRORS: Final = 16
+_LONGEST: Final = 100
 
 
 class Tally:
@@ -66,8 +69,15 @@ class Tally:
                 f"{self.withdrawn:,} of the unknown had a name from perf that was not there then"
             )
         for what, count in sorted(self.errors.items()):
-            lines.append(f"{count:,} samples passed on as perf had them: {what}")
+            lines.append(f"{count:,} samples {what}")
         return lines
+
+    def failed(self, outcome: str, error: Exception) -> None:
+        """A sample that could not be read as it should; ``outcome`` is what became of it."""
+        what = f"{outcome}: {type(error).__name__}: {str(error)[:_LONGEST]}"
+        if what not in self.errors and len(self.errors) >= _MOST_ERRORS:
+            what = f"{outcome}: other errors"
+        self.errors[what] = self.errors.get(what, 0) + 1
 
 
 def clean(name: str) -> str:

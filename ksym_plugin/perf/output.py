@@ -6,6 +6,8 @@ the spelling of a frame that comes again and again can be kept.
 
 from __future__ import annotations
 
+import contextlib
+import struct
 import sys
 
 TYPE_CHECKING = False
@@ -17,18 +19,34 @@ _NO_CPU: Final = 0xFFFF_FFFF
 _FLUSH: Final = 1 << 16
 _UNKNOWN: Final = "[unknown]"
 
+#: perf_event_attr: ``type``, ``size``, ``config``, ``sample_period``, ``sample_type``.
+_ATTR: Final = struct.Struct("=IIQQQ")
+_TYPE_TRACEPOINT: Final = 2
+_SAMPLE_TIME: Final = 1 << 2
+_SAMPLE_CALLCHAIN: Final = 1 << 5
+
+#: What moves a terminal's cursor or ends a line: C0, DEL and C1, the latter also as bytes.
+_CONTROLS: Final = (*range(0x20), 0x7F, *range(0x80, 0xA0), *range(0xDC80, 0xDCA0))
+_SHOWN: Final = {code: None for code in _CONTROLS if code != ord("\t")}
+_FOLDED: Final = {**dict.fromkeys((*_CONTROLS, 0x2028, 0x2029), " "), ord(";"): ":"}
+
 
 class TextOutput:
     """``perf script``'s default text.
 
     BPF frames have ``([bpf])`` for their dso, which readers of this format take for the
-    kernel's.
+    kernel's. Names are printed as they are, as perf does it, but on a terminal without
+    control characters. ``width`` is that of the longest name of an event.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, width: int = 0) -> None:
         self._stream = stream
+        self._width = width
+        self._is_terminal = stream.isatty()
         self._parts: list[str] = []
         self._lines = 0
+        self._shapes: dict[bytes, _Shape] = {}
+        self._tid_width = 5
 
     def user(self, node: dict[str, Any]) -> str:
         """A user frame of perf's callchain; perf prints it relative to its file."""
@@ -48,10 +66,21 @@ class TextOutput:
         return f"\t{address:16x} {name}+{offset:#x} ({dso})\n"
 
     def sample(self, event: dict[str, Any], pieces: list[str]) -> None:
-        self._parts.append(_header(event))
-        self._parts += pieces
-        self._parts.append("\n")
-        self._lines += len(pieces)
+        attr = event.get("attr") or b""
+        shape = self._shapes.get(attr)
+        if shape is None:
+            shape = self._shapes[attr] = _Shape(attr)
+        if "map_pgoff" in event:
+            self._tid_width = 7  # The perfs that tell this have wider columns.
+        header = _header(event, shape, self._tid_width, self._width)
+        if self._is_terminal:
+            header = header.translate(_SHOWN)
+            pieces = [piece.translate(_SHOWN) + "\n" for piece in pieces]
+        if shape.has_callchain:
+            self._parts += (header, "\n", *pieces, "\n")
+        else:  # The only frame stands on the header's line.
+            self._parts += (header, " ", pieces[0][1:] if pieces else "\n")
+        self._lines += len(pieces) + 1
         if self._lines * 64 >= _FLUSH:
             self._flush()
 
@@ -64,7 +93,21 @@ class TextOutput:
         text = "".join(self._parts)
         self._parts.clear()
         self._lines = 0
-        self._stream.write(text)
+        _write(self._stream, text)
+
+
+class _Shape:
+    """What perf prints of the samples of an event, by its raw perf_event_attr."""
+
+    __slots__ = ("has_callchain", "has_period", "has_time")
+
+    def __init__(self, attr: bytes) -> None:
+        kind, sample_type = 0, _SAMPLE_TIME | _SAMPLE_CALLCHAIN
+        if len(attr) >= _ATTR.size:
+            kind, _, _, _, sample_type = _ATTR.unpack_from(attr)
+        self.has_callchain = bool(sample_type & _SAMPLE_CALLCHAIN)
+        self.has_time = bool(sample_type & _SAMPLE_TIME)
+        self.has_period = kind != _TYPE_TRACEPOINT
 
 
 class FoldedOutput:
@@ -73,55 +116,73 @@ class FoldedOutput:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._stacks: dict[str, int] = {}
+        self._names = _Unfoldable()
 
     def user(self, node: dict[str, Any]) -> str:
         """A user frame of perf's callchain; without a name, the file it is in."""
         symbol = node.get("sym")
         if symbol:
-            return _unfoldable(symbol["name"])
+            return self._names[symbol["name"]]
         return _in_file(node.get("dso") or "")
 
     def kernel(self, _address: int, name: str, _offset: int | None, dso: str) -> str:
         """A kernel frame; without a name, the module it is in."""
-        return (_unfoldable(name) if name else _in_file(dso)) + "_[k]"
+        return (self._names[name] if name else _in_file(dso)) + "_[k]"
 
     def sample(self, event: dict[str, Any], pieces: list[str]) -> None:
-        pieces.append(_unfoldable(event.get("comm") or ""))
+        pieces.append(self._names[event.get("comm") or ""])
         pieces.reverse()
         stack = ";".join(pieces)
         self._stacks[stack] = self._stacks.get(stack, 0) + 1
 
     def close(self) -> None:
         """Print the stacks, each with the number of its samples."""
-        self._stream.writelines(
-            f"{stack} {count}\n" for stack, count in sorted(self._stacks.items())
-        )
+        lines = [f"{stack} {count}\n" for stack, count in sorted(self._stacks.items())]
+        self._stacks.clear()
+        _write(self._stream, "".join(lines))
         self._stream.flush()
 
 
-def _unfoldable(name: str) -> str:
-    """A name without what separates frames and stacks."""
-    return name.replace(";", ":").replace("\n", " ")
+class _Unfoldable(dict[str, str]):
+    """Names without what separates frames and stacks, each made once."""
+
+    def __missing__(self, name: str) -> str:
+        self[name] = unfoldable = name.translate(_FOLDED)
+        return unfoldable
 
 
 def _in_file(dso: str) -> str:
-    return f"[{_unfoldable(dso.rpartition('/')[2].strip('[]')) or 'unknown'}]"
+    return f"[{dso.rpartition('/')[2].strip('[]').translate(_FOLDED) or 'unknown'}]"
 
 
-def _header(event: dict[str, Any]) -> str:
+def _header(event: dict[str, Any], shape: _Shape, tid_width: int, width: int) -> str:
+    """The header of a sample up to where its frames begin."""
     sample = event.get("sample") or {}
-    seconds, nanoseconds = divmod(int(sample.get("time") or 0), 1_000_000_000)
-    cpu = sample.get("cpu", _NO_CPU)
-    place = "" if cpu == _NO_CPU else f" [{cpu:03d}]"
+    comm = event.get("comm")
+    comm = ":-1" if comm is None else str(comm)
     # perf aligns the name of the task only where no callchain follows.
-    comm = str(event.get("comm") or ":-1")
-    comm = comm if event.get("callchain") else comm.rjust(16)
+    comm = comm if shape.has_callchain else comm.rjust(16)
+    tid, cpu = sample.get("tid", -1), sample.get("cpu", _NO_CPU)
+    tid = tid if tid < 1 << 31 else tid - (1 << 32)
+    place = "" if cpu == _NO_CPU else f" [{cpu:03d}]"
+    stamp = ""
+    if shape.has_time:
+        seconds, nanoseconds = divmod(int(sample.get("time") or 0), 1_000_000_000)
+        stamp = f" {seconds:5d}.{nanoseconds // 1000:06d}:"
+    period = f" {sample.get('period', 1):10d}" if shape.has_period else ""
     return (
-        f"{comm} {sample.get('tid', -1):7d}{place} {seconds:5d}.{nanoseconds // 1000:06d}: "
-        f"{sample.get('period', 1):10d} {event.get('ev_name', '')}: \n"
+        f"{comm} {tid:{tid_width}d}{place}{stamp}{period} {event.get('ev_name', '')!s:>{width}}: "
     )
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:  # half a surrogate pair: no bytes can have been decoded to it
+        stream.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def say(line: str) -> None:
     """A line to the user; stdout holds the samples and nothing else."""
-    sys.stderr.write(f"ksym: {line}\n")
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no stderr
+        sys.stderr.write(f"ksym: {line.translate(_SHOWN)}\n")
