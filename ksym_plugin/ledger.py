@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from ksym_plugin.places import Places, Track
+from ksym_plugin.places import Places
 from ksym_plugin.symbols import UNNAMED_BPF, Lifetime, Load, Symbol, Unload
+from ksym_plugin.tracks import Track
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,10 +81,12 @@ class Ledger:
         if self.live.get(unload.start) is lifetime:
             del self.live[unload.start]
         if lifetime.unloaded_latest is None:
-            lifetime.unloaded_earliest = max(unload.earliest, lifetime.loaded_earliest)
+            earliest, since = unload.earliest, lifetime.loaded_earliest
+            lifetime.unloaded_earliest = earliest if earliest > since else since
             lifetime.unloaded_latest = unload.latest
             lifetime.unload = unload
-            self._redate(lifetime)
+            if unload.latest < lifetime.loaded_latest:
+                self._redate(lifetime)
             return lifetime
         displaced = _end_anew(lifetime, unload)
         self._redate(lifetime)

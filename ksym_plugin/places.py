@@ -1,14 +1,19 @@
 """Where lifetimes lie: the address index under the timeline.
 
 Addresses are cut into cells of 64 bytes, the kernel's own grain for BPF text
-(BPF_PROG_CHUNK_SIZE in kernel/bpf/core.c). A cell knows two things: the *places* in
-it, each an address at which symbols start, and what runs *through* it, having started
-in an earlier cell. Both are tracks: lifetimes in the order they were loaded.
+(BPF_PROG_CHUNK_SIZE in kernel/bpf/core.c), and cells are grouped into blocks of 256.
+A cell knows the *places* in it, each an address at which symbols start, and what runs
+*through* it: what started in an earlier cell of its block, and what started in an
+earlier block. All are tracks: lifetimes in the order they were loaded.
 
 That suffices to find who sat at an address by one binary search a track, whatever the
-track's length. Symbols in one track share a byte (their start, or the cell's first
-byte), so each of them took the place of the one before: of those loaded by a given
-time only the last can still be there, and none behind it need be looked at.
+track's length. Symbols in one track share a byte (their start, or the first byte of a
+cell or block), so each of them took the place of the one before: of those loaded by a
+given time only the last can still be there, and none behind it need be looked at.
+
+The kernel places a program at random within its first chunk, so a cell that is used
+again and again comes to have many places. Such a *crowded* cell also keeps the order of
+all that start there and run on: they share its last byte, so few places matter at once.
 
 A symbol whose end is only an upper bound is indexed at its start alone, and by page
 for the question which of them might reach an address.
@@ -16,7 +21,7 @@ for the question which of them might reach an address.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from ksym_plugin.tracks import Crowd, Track
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,91 +32,62 @@ if TYPE_CHECKING:
 
 CELL_SHIFT: Final = 6
 PAGE_SHIFT: Final = 12
-
-
-class Track:
-    """Lifetimes that share a byte, in load order.
-
-    ``times[i]`` is ``lifetimes[i].loaded_latest``. Equal times, as in one drain of
-    several rings, are ordered by program id, which the kernel hands out in order.
-    ``start`` is the lowest address the track answers for: the place, or 0 for what
-    runs through a cell.
-    """
-
-    __slots__ = ("lifetimes", "spans", "start", "times")
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        #: For a place: last cell of a symbol to the tracks it runs through.
-        self.spans: dict[int, list[Track]] = {}
-        self.times: list[int] = []
-        self.lifetimes: list[Lifetime] = []
-
-    def insert(self, lifetime: Lifetime) -> None:
-        latest = lifetime.loaded_latest
-        times = self.times
-        if not times or latest > times[-1]:
-            times.append(latest)
-            self.lifetimes.append(lifetime)
-            return
-        at = bisect_right(times, latest)
-        prog_id = lifetime.prog_id
-        if prog_id is not None:
-            while at and times[at - 1] == latest and _has_later_id(self.lifetimes[at - 1], prog_id):
-                at -= 1
-        times.insert(at, latest)
-        self.lifetimes.insert(at, lifetime)
-
-    def remove(self, lifetime: Lifetime) -> None:
-        at = self._index(lifetime)
-        del self.times[at]
-        del self.lifetimes[at]
-
-    def before(self, lifetime: Lifetime) -> Lifetime | None:
-        """The lifetime loaded just before this one."""
-        at = self._index(lifetime)
-        return self.lifetimes[at - 1] if at else None
-
-    def _index(self, lifetime: Lifetime) -> int:
-        at = bisect_right(self.times, lifetime.loaded_latest) - 1
-        while self.lifetimes[at] is not lifetime:
-            at -= 1
-        return at
-
-
-def _has_later_id(lifetime: Lifetime, prog_id: int) -> bool:
-    return lifetime.prog_id is not None and lifetime.prog_id > prog_id
+_BLOCK_SHIFT: Final = 2
+_BLOCK_CELLS: Final = 1 << _BLOCK_SHIFT
+#: A cell with more tracks than this is crowded.
+_CROWD: Final = 5
 
 
 class Places:
     """All tracks, by start and by cell, and the open-ended ones by page."""
 
-    __slots__ = ("cells", "open_pages", "starts")
+    __slots__ = ("_blocks", "_spans", "_through", "cells", "crowds", "open_pages", "starts")
 
     def __init__(self) -> None:
         #: Start address to the track of all that ever started there.
         self.starts: dict[int, Track] = {}
         #: Cell number to its tracks; what runs through, if anything does, comes first.
         self.cells: dict[int, list[Track]] = {}
+        #: The crowded ones of them.
+        self.crowds: dict[int, Crowd] = {}
         #: Page number to the places of open-ended symbols that may reach into it.
         self.open_pages: dict[int, list[Track]] = {}
+        #: By first and last cell, what a symbol runs through.
+        self._spans: dict[tuple[int, int], list[Track]] = {}
+        self._through: dict[int, Track] = {}
+        self._blocks: dict[int, Track] = {}
 
     def insert(self, lifetime: Lifetime) -> None:
         symbol = lifetime.symbol
         start = symbol.start
         place = self.starts.get(start)
         if place is None:
-            place = self.starts[start] = Track(start)
-            self.cells.setdefault(start >> CELL_SHIFT, []).append(place)
-        place.insert(lifetime)
+            place = self._found(start)
+        latest = lifetime.loaded_latest
+        times = place.times
+        if times and latest <= times[-1]:
+            place.insert(lifetime)
+        else:
+            times.append(latest)
+            place.lifetimes.append(lifetime)
+        cell = start >> CELL_SHIFT
+        crowd = self.crowds.get(cell)
         if lifetime.open_ended:
             self._open(place, symbol.end)
+            if crowd is not None:
+                crowd.keep(place)
             return
         last = (symbol.end - 1) >> CELL_SHIFT
-        if last == start >> CELL_SHIFT:
+        if last == cell:
+            if crowd is not None:
+                crowd.keep(place)
             return
-        latest = lifetime.loaded_latest
-        for track in place.spans.get(last) or self._span(place, last):
+        if crowd is not None:
+            crowd.insert(lifetime)
+        span = place.span
+        if span is None or place.last != last:
+            span = self._span(place, last)
+        for track in span:
             times = track.times
             if times and latest <= times[-1]:
                 track.insert(lifetime)
@@ -121,12 +97,15 @@ class Places:
 
     def remove(self, lifetime: Lifetime) -> None:
         """Take a lifetime out; its times and symbol must still be those it went in with."""
-        symbol = lifetime.symbol
-        self.starts[symbol.start].remove(lifetime)
-        if lifetime.open_ended:
+        place = self.starts[lifetime.symbol.start]
+        place.remove(lifetime)
+        if not _runs_on(lifetime):
             return
-        for track in self._span(self.starts[symbol.start], (symbol.end - 1) >> CELL_SHIFT):
+        for track in self._span(place, (lifetime.symbol.end - 1) >> CELL_SHIFT):
             track.remove(lifetime)
+        crowd = self.crowds.get(place.start >> CELL_SHIFT)
+        if crowd is not None:
+            crowd.order.remove(lifetime)
 
     def starting_between(self, low: int, high: int) -> Iterator[Track]:
         """The places from ``low`` to ``high``, both inclusive, by cell."""
@@ -135,23 +114,86 @@ class Places:
                 if low <= track.start <= high:
                     yield track
 
-    def _span(self, place: Track, last: int) -> list[Track]:
-        span = place.spans.get(last)
-        if span is None:
-            first = (place.start >> CELL_SHIFT) + 1
-            span = place.spans[last] = [self._through(cell) for cell in range(first, last + 1)]
-        return span
-
-    def _through(self, cell: int) -> Track:
+    def _found(self, start: int) -> Track:
+        """A new place."""
+        place = self.starts[start] = Track(start)
+        cell = start >> CELL_SHIFT
         tracks = self.cells.get(cell)
         if tracks is None:
-            tracks = self.cells[cell] = [Track(0)]
-        elif tracks[0].start:
-            tracks.insert(0, Track(0))
-        return tracks[0]
+            self.cells[cell] = [place]
+            return place
+        tracks.append(place)
+        if len(tracks) > _CROWD and cell not in self.crowds:
+            self._crowd(cell)
+        return place
+
+    def _crowd(self, cell: int) -> None:
+        crowd = self.crowds[cell] = Crowd(self.starts)
+        for track in self.cells[cell]:
+            if not track.start:
+                crowd.always.append(track)
+                continue
+            for lifetime in track.lifetimes:
+                if _runs_on(lifetime):
+                    crowd.insert(lifetime)
+                else:
+                    crowd.keep(track)
+
+    def _span(self, place: Track, last: int) -> list[Track]:
+        """The tracks that a symbol from ``place`` to cell ``last`` runs through."""
+        key = (place.start >> CELL_SHIFT, last)
+        span = self._spans.get(key)
+        if span is not None:
+            place.last, place.span = last, span
+            return span
+        first = (place.start >> CELL_SHIFT) + 1
+        block = -(-first >> _BLOCK_SHIFT)
+        until = min(last + 1, block << _BLOCK_SHIFT)
+        span = [self._running_through(cell) for cell in range(first, until)]
+        span += [self._block(number, last) for number in range(block, (last >> _BLOCK_SHIFT) + 1)]
+        place.last = last
+        place.span = self._spans[key] = span
+        return span
+
+    def _running_through(self, cell: int) -> Track:
+        track = self._through.get(cell)
+        if track is None:
+            track = self._through[cell] = Track(0)
+            self._put_first(cell, track)
+        return track
+
+    def _block(self, block: int, last: int) -> Track:
+        """What runs through a block, known to its cells up to ``last``."""
+        first = block << _BLOCK_SHIFT
+        track = self._blocks.get(block)
+        if track is None:
+            track = self._blocks[block] = Track(0)
+            track.last = first - 1
+        last = min(last, first + _BLOCK_CELLS - 1)
+        if last > track.last:
+            for cell in range(track.last + 1, last + 1):
+                self._put_first(cell, track)
+            track.last = last
+        return track
+
+    def _put_first(self, cell: int, track: Track) -> None:
+        tracks = self.cells.get(cell)
+        if tracks is None:
+            self.cells[cell] = [track]
+            return
+        tracks.insert(0, track)
+        crowd = self.crowds.get(cell)
+        if crowd is not None:
+            crowd.always.insert(0, track)
 
     def _open(self, place: Track, end: int) -> None:
         for page in range(place.start >> PAGE_SHIFT, ((end - 1) >> PAGE_SHIFT) + 1):
             places = self.open_pages.setdefault(page, [])
             if place not in places:
                 places.append(place)
+
+
+def _runs_on(lifetime: Lifetime) -> bool:
+    """Whether it goes on into the cell after its first, as far as is known."""
+    symbol = lifetime.symbol
+    return not lifetime.open_ended and (symbol.end - 1) >> CELL_SHIFT != symbol.start >> CELL_SHIFT

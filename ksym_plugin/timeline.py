@@ -65,6 +65,7 @@ class Timeline:
         self._ledger = Ledger(self._places)
         # Look-ups are the hot path: one attribute less to walk.
         self._cells = self._places.cells
+        self._crowds = self._places.crowds
         self._open_pages = self._places.open_pages
 
     @property
@@ -105,7 +106,12 @@ class Timeline:
         AMBIGUOUS where the time falls into the window in which one symbol followed
         another and their names differ.
         """
-        tracks = self._cells.get(address >> CELL_SHIFT)
+        cell = address >> CELL_SHIFT
+        tracks = self._cells.get(cell)
+        if cell in self._crowds:
+            crowd = self._crowds[cell]
+            floor = crowd.last_through(address, time)
+            tracks = crowd.tracks(address, time, floor) or tracks
         best: Lifetime | None = None
         rivals: list[Lifetime] | None = None
         for track in tracks or ():
@@ -241,7 +247,11 @@ class Timeline:
     def _has_left(self, lifetime: Lifetime, time: int) -> bool:
         """Whether by ``time`` something was loaded over its start: then nothing of it is left."""
         start = lifetime.symbol.start
-        for track in self._cells[start >> CELL_SHIFT]:
+        cell = start >> CELL_SHIFT
+        tracks = self._cells[cell]
+        if cell in self._crowds:
+            tracks = self._crowds[cell].tracks(start, time, lifetime.loaded_latest) or tracks
+        for track in tracks:
             if track.start > start or track.lifetimes[-1] is lifetime:
                 continue
             at = bisect_right(track.times, time)
