@@ -112,9 +112,7 @@ def look_ups(path: str, count: int, rounds: int) -> tuple[list[float], float, fl
 
 
 def rows(quick: bool) -> list[dict[str, Any]]:
-    count, asked, rounds, openings = (
-        QUICK if quick else (LIFETIMES, LOOK_UPS, ROUNDS, OPENINGS)
-    )
+    count, asked, rounds, openings = QUICK if quick else (LIFETIMES, LOOK_UPS, ROUNDS, OPENINGS)
     with tempfile.TemporaryDirectory(prefix="ksym-bench-") as folder:
         path = os.path.join(folder, "bench.db")
         spent = write(path, count)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from bench.measure import in_child, in_turn, memory_mb, settle
-from bench.report import CPU, row, not_measured
+from bench.report import CPU, not_measured, row
 from ksym_plugin.errors import KallsymsError
 from ksym_plugin.kallsyms import Kallsyms
 

@@ -108,8 +108,7 @@ def latencies(source_name: str, count: int, pause: int) -> list[float | None]:
         known = recorder.known  # type: ignore[attr-defined]
     times = (known.get((start, name)) for start, name, _ in loaded)
     return [
-        None if at is None else (at - returned) / 1e6
-        for at, (_, _, returned) in zip(times, loaded)
+        None if at is None else (at - returned) / 1e6 for at, (_, _, returned) in zip(times, loaded)
     ]
 
 
@@ -140,12 +139,10 @@ def rows(quick: bool) -> list[dict[str, Any]]:
         return [not_measured(_NAME, "ms", _MEDIAN, why)]
     taken: dict[str, list[float | None]] = {"auto": [], "polling": []}
     for _ in range(rounds):
-        for source, values in taken.items():
-            values += in_child("bench_live", "latencies", source, count, pause, seconds=120)
+        for source in taken:
+            taken[source] += in_child("bench_live", "latencies", source, count, pause, seconds=120)
     resting, change, changes = in_child("bench_live", "costs", "auto", count * 2, pause, idle)
-    polled_rest, polled, _ = in_child(
-        "bench_live", "costs", "polling", count * 2, pause, idle
-    )
+    polled_rest, polled, _ = in_child("bench_live", "costs", "polling", count * 2, pause, idle)
     ours, theirs = named(taken["auto"]), named(taken["polling"])
     missed = f"{len(taken['auto']) - len(ours)} of {len(taken['auto'])} never named; "
     missed += f"by polling {len(taken['polling']) - len(theirs)} of {len(taken['polling'])}"

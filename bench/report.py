@@ -117,7 +117,13 @@ def _cells(item: dict[str, Any]) -> list[str]:
         peer += f": {number(item['peer_value'])}"
     verdict = item["verdict"]
     values = [number(item["value"]), number(item["best"]), item["unit"]]
-    return ["  " + item["name"], *values, bar, verdict.upper() if verdict == MISSED else verdict, peer]
+    return [
+        "  " + item["name"],
+        *values,
+        bar,
+        verdict.upper() if verdict == MISSED else verdict,
+        peer,
+    ]
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -22,6 +22,8 @@ CHUNK = 64
 BASE = 0xFFFF_FFFF_C000_0000
 #: Between two changes, in ns.
 STEP = 1_000_000
+#: Different programs that loaders have.
+PROGRAMS = 300
 _HEADER = 8
 _MEDIAN, _SIGMA, _LEAST, _MOST = 500, 1.0, 40, 60_000
 
@@ -29,18 +31,20 @@ _MEDIAN, _SIGMA, _LEAST, _MOST = 500, 1.0, 40, 60_000
 class Kernel:
     """Programs come and go; every change is a report with the exact time."""
 
-    def __init__(self, chunks: int, seed: int = 1, most: int = _MOST) -> None:
+    def __init__(
+        self, chunks: int, seed: int = 1, most: int = _MOST, programs: int | None = None
+    ) -> None:
         self.now = 1_000_000_000
         self.random = random.Random(seed)
         self.live: list[tuple[Load, int, int]] = []
         self._used = bytearray(chunks)
         self._most = most
         self._id = 0
+        self._sizes = [self._size() for _ in range(programs or 0)]
 
     def load(self) -> Load:
         """Load one program; MemoryError when no run of chunks is long enough."""
-        size = int(self.random.lognormvariate(0, _SIGMA) * _MEDIAN) & ~3
-        size = min(max(size, _LEAST), self._most)
+        size = self.random.choice(self._sizes) if self._sizes else self._size()
         chunks = -(-(size + _HEADER) // CHUNK)
         at = self._used.find(bytes(chunks))
         if at < 0:
@@ -56,8 +60,12 @@ class Kernel:
         self.live.append((load, at, chunks))
         return load
 
+    def _size(self) -> int:
+        size = int(self.random.lognormvariate(0, _SIGMA) * _MEDIAN) & ~3
+        return min(max(size, _LEAST), self._most)
+
     def unload(self) -> Unload:
-        """Unload one of those that are live."""
+        """Unload one of ``live``."""
         live = self.live
         pick = self.random.randrange(len(live))
         live[pick], live[-1] = live[-1], live[pick]
@@ -69,7 +77,6 @@ class Kernel:
     def churn(self, count: int) -> list[Load | Unload]:
         """``count`` changes, an unload and a load in turn."""
         return [self.load() if turn % 2 else self.unload() for turn in range(count)]
-
 
     def crowd(self, count: int, live: int) -> Iterator[Load | Unload]:
         """Changes with ``count`` loads, on ground so tight that it holds some ``live``."""
@@ -85,10 +92,15 @@ class Kernel:
             yield self.unload()
 
 
-def populated(live: int, churned: int) -> tuple[list[Load], list[Load | Unload]]:
+def populated(
+    live: int, churned: int, all_restless: bool = False
+) -> tuple[list[Load], list[Load | Unload]]:
     """The loads of ``live`` programs, and ``churned`` changes that follow."""
-    kernel = Kernel(live * 20)
+    kernel = Kernel(live * 20, programs=None if all_restless else PROGRAMS)
     first = [kernel.load() for _ in range(live)]
+    if not all_restless:
+        kernel.random.shuffle(kernel.live)
+        del kernel.live[max(1, live // 10) :]
     return first, kernel.churn(churned)
 
 
