@@ -76,8 +76,10 @@ def recording(source_name: str, make: type[Recorder]) -> Iterator[Recorder]:
             source.close()
 
 
-def run_beside(recorder: Recorder, count: int, pause: int) -> list[tuple[int, str, int]]:
-    """Record while programs come and go; what their loader says of each."""
+def run_beside(
+    recorder: Recorder, count: int, pause: int
+) -> tuple[list[tuple[int, str, int]], float]:
+    """Record while programs come and go; what their loader says of each, and CPU seconds."""
     stop, stopping = os.pipe()
     command = [sys.executable, "-m", "bench.live_loader", str(count), str(pause)]
     loader = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
@@ -90,7 +92,9 @@ def run_beside(recorder: Recorder, count: int, pause: int) -> list[tuple[int, st
     listener = threading.Thread(target=listen)
     listener.start()
     limit = time.monotonic_ns() + 60_000_000_000
+    began = time.process_time()
     recorder.run(limit, stop)
+    spent = time.process_time() - began
     if time.monotonic_ns() >= limit:
         loader.kill()
     listener.join()
@@ -98,13 +102,13 @@ def run_beside(recorder: Recorder, count: int, pause: int) -> list[tuple[int, st
     os.close(stopping)
     if loader.returncode:
         raise RuntimeError(f"the loader ended with {loader.returncode}")
-    return [tuple(loads(line)) for line in said[0].splitlines()]
+    return [tuple(loads(line)) for line in said[0].splitlines()], spent
 
 
 def latencies(source_name: str, count: int, pause: int) -> list[float | None]:
     """Milliseconds for each load; None for a program that was never named."""
     with recording(source_name, Watched) as recorder:
-        loaded = run_beside(recorder, count, pause)
+        loaded, _ = run_beside(recorder, count, pause)
         known = recorder.known  # type: ignore[attr-defined]
     times = (known.get((start, name)) for start, name, _ in loaded)
     return [
@@ -122,9 +126,8 @@ def costs(source_name: str, count: int, pause: int, idle: int) -> tuple[float, f
         os.close(stop)
         os.close(stopping)
         before, clock = recorder.changes, time.monotonic()
-        began = time.process_time()
-        run_beside(recorder, count, pause)
-        spent = time.process_time() - began - resting * (time.monotonic() - clock)
+        _, spent = run_beside(recorder, count, pause)
+        spent -= resting * (time.monotonic() - clock)
         changes = recorder.changes - before
     return resting, spent / max(changes, 1), changes
 
