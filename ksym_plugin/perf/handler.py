@@ -90,6 +90,7 @@ class Handler:
         self._clocks_by_event: dict[str, str | None] = {}
         self._clock_map: ClockMap | None = None
         self._past: Past | _Live | None = None
+        self._history: History | None = None
         self._has_said_clock = False
         #: Addresses of the core image as they are spelled: BPF never held them.
         self._core: dict[int, str] = {}
@@ -121,6 +122,8 @@ class Handler:
             _give_up_output(error)
         for line in self.tally.lines():
             say(line)
+        if self._history is not None:
+            self._history.close()
 
     # Naming
 
@@ -168,8 +171,8 @@ class Handler:
             return self._output.kernel(address, "", None, "" if name else clean(dso))
         if isinstance(held, Frame):
             return self._output.kernel(address, spelled(held), held.offset, _dso(held, dso))
-        piece = self._by_perf(node)
-        if _is_core(dso) and (answer is UNKNOWN_ADDRESS or isinstance(answer, Frame)):
+        piece = self._output.kernel(address, held, node.get("sym_off"), clean(dso))
+        if _is_core(dso) and _is_fixed(answer):
             self._keep(address, piece, again)
         return piece
 
@@ -256,12 +259,19 @@ class Handler:
             recorded.host,
             recorded.text_start,
         )
-        if boot is None:
+        # Without a header anything would fit; a live pipe is of this boot, if of any.
+        known = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
+        anonymous = all(fact is None for fact in known)
+        if boot is None or (anonymous and boot.boot_id != kernel_id.boot_id()):
             history.close()
             raise KsymError(
                 f"{path} has no record of the kernel this perf.data is from",
                 "name the history that was recorded beside it with -H",
             )
+        notice = histories.choice_notice(history, boot)
+        if notice:
+            say(notice)
+        self._history = history
         past = history.past(boot)
         past.wait_covered(time.monotonic_ns())
         for line in past.warnings():
@@ -325,6 +335,13 @@ def _leaf(event: dict[str, Any]) -> dict[str, Any]:
         node["sym"] = {"name": event["symbol"], "start": node["ip"] - (offset or 0)}
         node["sym_off"] = offset
     return node
+
+
+def _is_fixed(answer: Frame | Reason) -> bool:
+    """Whether an address answers the same at all times: BPF never held it."""
+    if isinstance(answer, Frame):
+        return answer.module != BPF_MODULE
+    return answer is UNKNOWN_ADDRESS
 
 
 def _is_core(dso: str) -> bool:
