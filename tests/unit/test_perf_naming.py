@@ -1,0 +1,171 @@
+"""Which name holds, perf's or the history's, and how that is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from ksym_plugin.perf.naming import Tally, clean, decide, is_bpf_name, spelled
+from ksym_plugin.symbols import (
+    AMBIGUOUS,
+    BPF_MODULE,
+    BPF_PROG,
+    EXACT,
+    GAP,
+    GRACE,
+    HIDDEN,
+    KERNEL,
+    LOST,
+    NOT_LOADED,
+    OUTSIDE_HISTORY,
+    UNKNOWN_ADDRESS,
+    Frame,
+    Reason,
+)
+
+A, B = "bpf_prog_00000000000000aa_a", "bpf_prog_00000000000000bb"
+START = 0xFFFF_FFFF_C000_0000
+COUNTS = ("confirmed", "renamed", "added", "withdrawn", "unverified")
+
+
+def bpf(name: str, certainty: str = EXACT) -> Frame:
+    return Frame(START + 4, name, 4, BPF_MODULE, BPF_PROG, certainty)
+
+
+def kernel(name: str) -> Frame:
+    return Frame(START + 4, name, 4, None, KERNEL, EXACT)
+
+
+def counted(answer: Frame | Reason, name: str, dso: str) -> tuple[object, str]:
+    """What holds, and the one count that it is."""
+    tally = Tally()
+    held = decide(answer, name, dso, tally)
+    counts = [count for count in COUNTS if getattr(tally, count)]
+    if tally.unknown and not tally.withdrawn:
+        counts.append("unknown")
+    (count,) = counts
+    assert tally.frames == 1
+    return held, count
+
+
+@pytest.mark.parametrize(
+    "name, dso, count",
+    [
+        (A, A, "confirmed"),
+        (A, "[bpf]", "confirmed"),
+        (B, B, "renamed"),
+        ("_einittext", "[kernel.kallsyms]", "renamed"),
+        ("", "[kernel.kallsyms]", "added"),
+        ("", "", "added"),
+    ],
+)
+def test_the_history_decides_where_it_knows(name: str, dso: str, count: str) -> None:
+    frame = bpf(A)
+    assert counted(frame, name, dso) == (frame, count)
+
+
+@pytest.mark.parametrize("reason", [NOT_LOADED, AMBIGUOUS])
+@pytest.mark.parametrize(
+    "name, dso", [(A, A), (B, "[kernel.kallsyms]"), ("odd_image", "odd_image")]
+)
+def test_a_program_that_was_not_there_loses_its_name(reason: Reason, name: str, dso: str) -> None:
+    assert counted(reason, name, dso) == (None, "withdrawn")
+
+
+@pytest.mark.parametrize("reason", [NOT_LOADED, AMBIGUOUS])
+@pytest.mark.parametrize("name", ["ksys_read", "bpf_prog_run", "bpf_prog_00", "bpf_dispatcher_xdp"])
+def test_a_kernel_function_keeps_its_name(reason: Reason, name: str) -> None:
+    assert counted(reason, name, "[kernel.kallsyms]") == (name, "confirmed")
+
+
+@pytest.mark.parametrize("reason", [OUTSIDE_HISTORY, UNKNOWN_ADDRESS, LOST, HIDDEN])
+def test_where_the_history_knows_nothing_perf_s_name_stands(reason: Reason) -> None:
+    assert counted(reason, "ksys_read", "[kernel.kallsyms]") == ("ksys_read", "confirmed")
+    assert counted(reason, "", "[kernel.kallsyms]") == (None, "unknown")
+
+
+@pytest.mark.parametrize(
+    "reason, held, count",
+    [
+        (OUTSIDE_HISTORY, A, "unverified"),
+        (LOST, A + "?", "unverified"),
+        (UNKNOWN_ADDRESS, A, "confirmed"),
+        (HIDDEN, A, "confirmed"),
+    ],
+)
+def test_a_program_that_nobody_vouches_for(reason: Reason, held: str, count: str) -> None:
+    assert counted(reason, A, A) == (held, count)
+
+
+@pytest.mark.parametrize("certainty", [GRACE, GAP])
+def test_what_took_the_place_of_a_program_that_may_be_gone(certainty: str) -> None:
+    # A module, say, which perf knows and the history does not.
+    assert counted(bpf(A, certainty), "nf_hook", "[nf_tables]") == ("nf_hook", "confirmed")
+    frame = bpf(A, certainty)
+    assert counted(frame, B, B) == (frame, "renamed")
+
+
+def test_the_static_tables_fill_in_and_never_rename_the_kernel() -> None:
+    frame = kernel("ksys_read")
+    assert counted(frame, "", "[kernel.kallsyms]") == (frame, "added")
+    assert counted(frame, "ksys_read", "[kernel.kallsyms]") == ("ksys_read", "confirmed")
+    assert counted(frame, "__alias", "[kernel.kallsyms]") == ("__alias", "confirmed")
+    # But perf took kernel text for a program.
+    assert counted(frame, A, A) == (frame, "renamed")
+
+
+@pytest.mark.parametrize(
+    "certainty, text", [(EXACT, A), (GRACE, A), (GAP, A + "?"), ("what comes later", A + "?")]
+)
+def test_what_is_not_certain_is_marked(certainty: str, text: str) -> None:
+    assert spelled(bpf(A, certainty)) == text
+
+
+@pytest.mark.parametrize(
+    "name, cleaned",
+    [("f", "f"), ("", ""), ("f\0[bpf]", "f"), ("\0", ""), ("f\0", "f"), ("f[bpf]", "f[bpf]")],
+)
+def test_a_name_ends_at_its_nul(name: str, cleaned: str) -> None:
+    assert clean(name) == cleaned
+
+
+@pytest.mark.parametrize(
+    "name, dso, is_one",
+    [
+        (A, "", True),
+        ("x", "[bpf]", True),
+        ("bpf_trampoline_7", "bpf_trampoline_7", True),
+        ("bpf_trampoline_7", "[kernel.kallsyms]", False),
+        ("bpf_prog_run", "[kernel.kallsyms]", False),
+        ("bpf_prog_00000000000000AA", "[x]", False),
+    ],
+)
+def test_what_claims_to_be_bpf(name: str, dso: str, is_one: bool) -> None:
+    assert is_bpf_name(name, dso) is is_one
+
+
+def test_a_tally_in_words() -> None:
+    tally = Tally()
+    for frame, name in ((bpf(A), A), (bpf(A, GRACE), ""), (bpf(A, GAP), B), (kernel("f"), "f")):
+        decide(frame, name, "", tally)
+    decide(NOT_LOADED, A, A, tally)
+    decide(OUTSIDE_HISTORY, "", "", tally)
+    decide(OUTSIDE_HISTORY, "", "", tally)
+    tally.failed("left out", ValueError("why"))
+    tally.failed("left out", ValueError("why"))
+    lines = [line for line in tally.lines() if " had a name from perf " not in line]
+    assert len(lines) == len(tally.lines()) - 1
+    assert lines == [
+        (
+            "7 kernel frames: 2 confirmed, 1 renamed (perf had them wrong),"
+            " 1 newly named (perf had missed them), 3 still unknown"
+        ),
+        "3 of them are BPF: 1 ran after their unload (grace), 1 uncertain (marked ?)",
+        "2 unknown: the history does not cover that time",
+        "1 unknown: nothing was loaded at this address at that time",
+        "2 samples left out: ValueError: why",
+    ]
+
+
+def test_an_empty_tally_is_one_line() -> None:
+    (line,) = Tally().lines()
+    assert line.startswith("0 kernel frames: ")

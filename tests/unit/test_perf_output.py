@@ -1,0 +1,175 @@
+"""perf script's text, against lines that perf printed; and folded stacks."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ksym_plugin.perf.output import FoldedOutput, TextOutput, say
+from tests.unit.perf_events import CALLCHAIN, SAMPLED, SECOND, TIME, attr, event, node
+
+PLAIN = attr(sample_type=SAMPLED & ~CALLCHAIN)
+TIMELESS = attr(sample_type=SAMPLED & ~TIME)
+TRACEPOINT = attr(kind=2)
+
+
+def text_of(*events: dict[str, Any], width: int = 0) -> str:
+    stream = io.StringIO()
+    output = TextOutput(stream, width)
+    for one in events:
+        output.sample(one, [output.user(entry) for entry in one["callchain"]])
+    output.close()
+    return stream.getvalue()
+
+
+def header_of(width: int = 0, **changed: Any) -> str:
+    changed = {"time": 9608_304613_671, **changed}
+    return text_of(event(**changed), width=width).partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    "changed, header",
+    [
+        ({}, "demo     8  9608.304613:     250000 cpu-clock: "),
+        ({"tid": 1201}, "demo  1201  9608.304613:     250000 cpu-clock: "),
+        ({"tid": 4194304}, "demo 4194304  9608.304613:     250000 cpu-clock: "),
+        ({"tid": (1 << 32) - 1}, "demo    -1  9608.304613:     250000 cpu-clock: "),
+        ({"cpu": 0}, "demo     8 [000]  9608.304613:     250000 cpu-clock: "),
+        ({"cpu": 1023}, "demo     8 [1023]  9608.304613:     250000 cpu-clock: "),
+        ({"time": 0}, "demo     8     0.000000:     250000 cpu-clock: "),
+        ({"time": 999}, "demo     8     0.000000:     250000 cpu-clock: "),
+        ({"time": 123456 * SECOND}, "demo     8 123456.000000:     250000 cpu-clock: "),
+        ({"period": 1}, "demo     8  9608.304613:          1 cpu-clock: "),
+        ({"period": 10**12}, "demo     8  9608.304613: 1000000000000 cpu-clock: "),
+        ({"comm": ""}, "     8  9608.304613:     250000 cpu-clock: "),
+        ({"comm": "a b [1]: 2"}, "a b [1]: 2     8  9608.304613:     250000 cpu-clock: "),
+        ({"ev_name": "sched:x"}, "demo     8  9608.304613:     250000 sched:x: "),
+        ({"attr": TIMELESS}, "demo     8     250000 cpu-clock: "),
+        ({"attr": TRACEPOINT, "ev_name": "a:b"}, "demo     8  9608.304613: a:b: "),
+        ({"attr": None}, "demo     8  9608.304613:     250000 cpu-clock: "),
+        ({"attr": b"short"}, "demo     8  9608.304613:     250000 cpu-clock: "),
+        ({"map_pgoff": 0}, "demo       8  9608.304613:     250000 cpu-clock: "),
+    ],
+)
+def test_headers(changed: dict[str, Any], header: str) -> None:
+    assert header_of(**changed) == header
+
+
+def test_names_of_events_are_aligned_to_the_longest() -> None:
+    assert header_of(10) == "demo     8  9608.304613:     250000  cpu-clock: "
+    assert header_of(10, ev_name="task-clock").endswith("250000 task-clock: ")
+
+
+def test_without_a_thread_perf_has_a_name_for_it() -> None:
+    one = event()
+    del one["comm"]
+    assert text_of(one).startswith(":-1     8 ")
+
+
+def test_callchains() -> None:
+    chain = (
+        node(0x7F1A_99FC_A645, "handle_amd", 0x25, "/lib/ld.so", base=0x7F1A_99FA_6000),
+        node(0x7F38_3FE8_81E0),
+        node(0),
+        node(0x20A07, "a+0x1(b)", 0, ""),
+    )
+    assert text_of(event(*chain, time=SECOND), event(time=SECOND)) == (
+        "demo     8     1.000000:     250000 cpu-clock: \n"
+        "\t           24645 handle_amd+0x25 (/lib/ld.so)\n"
+        "\t    7f383fe881e0 [unknown] ([unknown])\n"
+        "\t               0 [unknown] ([unknown])\n"
+        "\t           20a07 a+0x1(b)+0x0 ()\n"
+        "\n"
+        "demo     8     1.000000:     250000 cpu-clock: \n"
+        "\n"
+    )
+
+
+def test_without_callchains_the_frame_stands_on_the_header_s_line() -> None:
+    one = event(node(0x7F1A_99FC_A645, "f", 0x25, "/lib/ld.so"), attr=PLAIN, comm="sh", time=SECOND)
+    header = "              sh     8     1.000000:     250000 cpu-clock: "
+    assert text_of(one, one) == f"{header}     7f1a99fca645 f+0x25 (/lib/ld.so)\n" * 2
+    long = event(node(1), attr=PLAIN, comm="sixteen bytes ok" * 2)
+    assert text_of(long).startswith("sixteen bytes oksixteen bytes ok     8 ")
+
+
+def test_a_name_without_an_offset_is_printed_without_one() -> None:
+    entry = {"ip": 0x10, "sym": {"name": "f"}, "dso": "/x"}
+    assert "\t              10 f (/x)\n" in text_of(event(entry))
+
+
+def test_nothing_is_held_back_for_long() -> None:
+    stream = io.StringIO()
+    output = TextOutput(stream)
+    for _ in range(5000):
+        output.sample(event(), [])
+    assert stream.getvalue()
+    output.close()
+    assert stream.getvalue() == text_of(event()) * 5000
+
+
+def folded(*events: dict[str, Any]) -> list[str]:
+    stream = io.StringIO()
+    output = FoldedOutput(stream)
+    for one in events:
+        output.sample(one, [output.user(entry) for entry in one["callchain"]])
+    output.close()
+    return stream.getvalue().splitlines()
+
+
+def test_semicolons_of_java_do_not_make_frames() -> None:
+    name = "Ldemo/io/Out;::write->Ldemo/Enc;::enc"
+    one = event(node(0x7F72_2D11_9786, name, 0x4B, "/tmp/perf-19982.map"))
+    assert folded(one) == ["demo;Ldemo/io/Out:::write->Ldemo/Enc:::enc 1"]
+    assert f" {name}+0x4b (/tmp/perf-19982.map)\n" in text_of(one)
+
+
+def test_equal_stacks_are_counted() -> None:
+    one, other = event(node(1, "a"), node(2, "b")), event(node(2, "b"))
+    assert folded(one, other, one, one) == ["demo;b 1", "demo;b;a 3"]
+
+
+@pytest.mark.parametrize(
+    "dso, frame",
+    [
+        ("/usr/lib/libc.so.6", "[libc.so.6]"),
+        ("[vdso]", "[vdso]"),
+        ("[kernel.kallsyms]", "[kernel.kallsyms]"),
+        ("", "[unknown]"),
+        (None, "[unknown]"),
+        ("/x/a;b\nc", "[a:b c]"),
+    ],
+)
+def test_a_frame_without_a_name_is_its_file(dso: str | None, frame: str) -> None:
+    assert folded(event(node(1, dso=dso))) == [f"demo;{frame} 1"]
+
+
+def test_kernel_frames_are_marked() -> None:
+    output = FoldedOutput(io.StringIO())
+    assert output.kernel(1, "f;g", 4, "[kernel.kallsyms]") == "f:g_[k]"
+    assert output.kernel(1, "", None, "[kernel.kallsyms]") == "[kernel.kallsyms]_[k]"
+    assert output.kernel(1, "", None, "") == "[unknown]_[k]"
+
+
+@given(st.lists(st.tuples(st.text(max_size=6), st.lists(st.text(max_size=6), max_size=4))))
+def test_a_folded_line_has_as_many_frames_as_its_stack(stacks: list[tuple[str, list[str]]]) -> None:
+    samples = [
+        event(*[node(at, name, 0, "/x") for at, name in enumerate(names)], comm=comm)
+        for comm, names in stacks
+    ]
+    lines = folded(*samples)
+    total = 0
+    for line in lines:
+        stack, _, count = line.rpartition(" ")
+        assert stack.count(";") in {len(names) for _, names in stacks}
+        total += int(count)
+    assert total == len(samples)
+
+
+def test_what_is_said_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    say("one\x1b[1m\ntwo")
+    assert capsys.readouterr() == ("", "ksym: one[1mtwo\n")
