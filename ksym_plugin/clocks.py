@@ -41,6 +41,10 @@ _CLOCK_NAMES: Final = {
     time.CLOCK_REALTIME: REALTIME,
 }
 
+#: Clocks drift apart less than this from one reading to the next, in ns.
+_STEP: Final = 1_000_000
+_NEVER: Final = -1
+
 _PR_SET_NAME: Final = 15
 _RECORD_COMM: Final = 3
 _SAMPLE_TIME: Final = 1 << 2
@@ -65,7 +69,8 @@ class ClockMap:
     """Times of any clock in CLOCK_MONOTONIC, from instants at which all were read.
 
     Between two instants the clocks are taken to drift evenly; before the first and
-    after the last, not at all.
+    after the last, not at all. Where a clock was set, or stood still, between two
+    instants, times between them are placed before everything: nothing covers them.
     """
 
     def __init__(self, instants: Iterable[Instant]) -> None:
@@ -91,6 +96,8 @@ class ClockMap:
             return time_ns - theirs[nearest] + ours[nearest]
         span = theirs[at] - theirs[at - 1]
         part = time_ns - theirs[at - 1]
+        if abs(span - (ours[at] - ours[at - 1])) > _STEP:
+            return _NEVER
         return ours[at - 1] + part * (ours[at] - ours[at - 1]) // span
 
     def _table(self, clock: str) -> tuple[list[int], list[int]]:
@@ -100,9 +107,14 @@ class ClockMap:
             ours: list[int] = []
             for instant in self._instants:
                 value = getattr(instant, clock)
-                if value is not None and (not theirs or value > theirs[-1]):
-                    theirs.append(value)
-                    ours.append(instant.monotonic)
+                if value is None:
+                    continue
+                while theirs and theirs[-1] >= value:
+                    # Set back: the times it shows twice are of after the step, or nobody's.
+                    theirs.pop()
+                    ours.pop()
+                theirs.append(value)
+                ours.append(instant.monotonic)
             table = self._pairs[clock] = theirs, ours
         return table
 

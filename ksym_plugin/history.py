@@ -25,7 +25,7 @@ from ksym_plugin.history_file import (
     signed,
     unsigned,
 )
-from ksym_plugin.symbols import OUTSIDE_HISTORY, Lifetime, Loss
+from ksym_plugin.symbols import GAP, OUTSIDE_HISTORY, Lifetime, Loss
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -44,6 +44,8 @@ _BOUNDS: Final = (
     "SELECT (SELECT min(start) FROM lifetime), (SELECT max(start) FROM lifetime),"
     " (SELECT max(page) FROM span)"
 )
+#: The source that has no events, only states.
+_POLLING: Final = "polling"
 _FOREVER: Final = (1 << 63) - 1
 
 
@@ -173,6 +175,7 @@ class Past:
         self._last_page = max(unsigned(last or 0) >> PAGE_SHIFT, span or 0)
         for loss in self.losses:
             self._timeline.apply(loss)
+        self._polled = [session for session in self.sessions if session.source == _POLLING]
         self._bare = self._uncovered()
         self._bare_starts = [since for since, _ in self._bare]
         for since, until in self._bare:
@@ -217,7 +220,18 @@ class Past:
         page = address >> PAGE_SHIFT
         if page not in self._pages and self._first_page <= page <= self._last_page:
             self._read_page(page)
-        return self._timeline.at(address, time_ns)
+        answer = self._timeline.at(address, time_ns)
+        lifetime = answer[0]
+        if lifetime is not None and self._may_be_missed(lifetime, time_ns):
+            return lifetime, GAP
+        return answer
+
+    def _may_be_missed(self, lifetime: Lifetime, time_ns: int) -> bool:
+        """Whether a newcomer here may have gone unseen: who polls sees it late or never."""
+        ended = lifetime.unloaded_earliest
+        if ended is None or time_ns <= ended:
+            return False
+        return any(session.started <= time_ns <= session.covered for session in self._polled)
 
     def warnings(self) -> list[str]:
         """What a user must know of this record, a sentence each: dead recorders, losses."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 
 from ksym_plugin.errors import HistoryError
 from ksym_plugin.symbols import (
@@ -134,7 +135,10 @@ def check_format(path: str) -> bool:
     is ever opened, let alone altered. Raises HistoryError for anything else.
     """
     try:
-        with open(path, "rb") as file:
+        # Not to wait for ever where the path is a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise HistoryError(f"{path} is no regular file", "name another one")
             header = file.read(100)
     except FileNotFoundError:
         return False

@@ -67,6 +67,7 @@ class HistoryWriter:
         else:
             _make_private(path)
         self._dirty: dict[int, Lifetime] = {}
+        self._file = _identity(path)
         try:
             self._database = sqlite3.connect(path, isolation_level=None, timeout=5)
         except sqlite3.Error as error:
@@ -138,6 +139,15 @@ class HistoryWriter:
         ).fetchone()
         return int(row)
 
+    def cover_from(self, started: int) -> None:
+        """Have the session cover the time from ``started`` on only."""
+        self._execute(
+            "UPDATE session SET started = ?, covered = max(covered, ?) WHERE id = ?",
+            started,
+            started,
+            self._session,
+        )
+
     @property
     def pending(self) -> int:
         """Lifetimes changed since the last commit."""
@@ -171,6 +181,7 @@ class HistoryWriter:
 
     def commit(self, covered: int) -> None:
         """Write what was noted; all changes before ``covered`` must have been noted."""
+        self._refuse_other_file()
         new: list[tuple[object, ...]] = []
         changed: list[tuple[object, ...]] = []
         spans: list[tuple[int, int]] = []
@@ -200,6 +211,14 @@ class HistoryWriter:
         self._number_rows()
         self._last_row = last_row
         self._dirty.clear()
+
+    def _refuse_other_file(self) -> None:
+        """What goes into a file that was moved away or replaced would be lost, or worse."""
+        if _identity(self.path) != self._file:
+            raise HistoryError(
+                f"{self.path} was moved, deleted or replaced while it was being written",
+                "start recording anew",
+            )
 
     def _number_rows(self) -> None:
         row = self._last_row
@@ -321,6 +340,14 @@ def _spans(lifetime: Lifetime, row: int) -> list[tuple[int, int]]:
     symbol = lifetime.symbol
     first, last = symbol.start >> PAGE_SHIFT, (symbol.end - 1) >> PAGE_SHIFT
     return [(page, row) for page in range(first + 1, last + 1)]
+
+
+def _identity(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0)
+    return (found.st_dev, found.st_ino)
 
 
 def _make_private(path: str) -> None:

@@ -61,7 +61,10 @@ class Recorder:
             self.timeline.enter(lifetime)
         since = self._writer.covered_before
         self._resync(since)
-        self._tick(time.monotonic_ns())
+        # What went before the enumeration reached it was never seen.
+        now = time.monotonic_ns()
+        self._writer.cover_from(now)
+        self._tick(now)
         self._writer.commit(self.covered)
 
     def run(self, until: int | None, stop_fd: int) -> None:

@@ -4,7 +4,7 @@ The timeline keeps what was reported and nothing derived from it: lifetimes, eac
 its load and unload. Who sat at an address at a given time is worked out when asked, by
 one rule: **the last symbol loaded over an address has it**, until another is loaded
 over it. So a symbol whose unload was lost ends where the next one begins, an address
-after the unload still answers with the symbol that may be running there (GRACE), two
+after the unload answers for 2 s with the symbol that may be running there (GRACE), two
 symbols never share an address, and changes may be applied in any order.
 
 A symbol whose end is only an upper bound (``open_ended``) has an address by that rule
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     #: A lifetime and how certain it is, or None and why there is none.
     Answer = Union[tuple[Lifetime, str], tuple[None, Reason]]
 
-#: How long after its unload a program is still taken to run when a symbol of unknown
-#: length was loaded below it: 1.37 s is the longest that was measured.
+#: How long after its unload a program is still taken to run: 1.37 s is the longest that
+#: was measured. Later its place may be anybody's: classic BPF is JITed unannounced.
 _GRACE_SPAN: Final = 2_000_000_000
 
 
@@ -138,10 +138,10 @@ class Timeline:
             return self._settle(best, rivals, time)
         if best is None:
             return self._miss(tracks is not None, time)
-        if not self._gap_ends:
-            unloaded = best.unloaded_latest
-            return best, EXACT if unloaded is None or time <= unloaded else GRACE
-        return best, self._certainty(best, time)
+        unloaded = best.unloaded_latest
+        if (unloaded is None or time <= unloaded) and not self._gap_ends:
+            return best, EXACT
+        return self._judge(best, time)
 
     def live(self) -> list[Lifetime]:
         """The lifetimes that have not ended, by start."""
@@ -190,15 +190,18 @@ class Timeline:
         self._gap_starts[low:high] = [since]
         self._gap_ends[low:high] = [until]
 
-    def _certainty(self, lifetime: Lifetime, time: int) -> str:
+    def _judge(self, lifetime: Lifetime, time: int) -> Answer:
+        """The answer that ``lifetime`` was the last to have the place."""
         unloaded = lifetime.unloaded_latest
         if unloaded is None or time <= unloaded:
-            return GAP if self._gap_ends and self.lost_between(time, time) else EXACT
+            return lifetime, GAP if self._gap_ends and self.lost_between(time, time) else EXACT
+        if time - unloaded > _GRACE_SPAN:
+            return self._miss(True, time)
         # What came and went in a gap since the unload could have taken the place.
         since = lifetime.unloaded_earliest
         if self._gap_ends and self.lost_between(unloaded if since is None else since, time):
-            return GAP
-        return GRACE
+            return lifetime, GAP
+        return lifetime, GRACE
 
     def _miss(self, held: bool, time: int) -> Answer:
         if self._gap_ends and self.lost_between(time, time):
@@ -207,11 +210,14 @@ class Timeline:
 
     def _settle(self, best: Lifetime | None, rivals: list[Lifetime], time: int) -> Answer:
         """Decide between the symbol that was there and those that may have come already."""
-        candidates = rivals if best is None else [best, *rivals]
+        gone = best is None or (
+            best.unloaded_latest is not None and time - best.unloaded_latest > _GRACE_SPAN
+        )
+        candidates = rivals if best is None or gone else [best, *rivals]
         names = {(lifetime.symbol.start, lifetime.symbol.name) for lifetime in candidates}
         if len(names) > 1:
             return None, AMBIGUOUS
-        return candidates[0], self._certainty(candidates[0], time)
+        return self._judge(candidates[0], time)
 
     def _with_open_ended(
         self, address: int, time: int, best: Lifetime | None, rivals: list[Lifetime]
@@ -242,7 +248,7 @@ class Timeline:
             return self._settle(best, rivals, time)
         if best is None:
             return self._miss(True, time)
-        return best, self._certainty(best, time)
+        return self._judge(best, time)
 
     def _has_left(self, lifetime: Lifetime, time: int) -> bool:
         """Whether by ``time`` something was loaded over its start: then nothing of it is left."""

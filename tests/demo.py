@@ -13,10 +13,12 @@ import json
 import lzma
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 
+from ksym_plugin import kernel_id
 from ksym_plugin.perf.handler import Handler, Options
 from tests.oracle import probe, truth
 
@@ -48,6 +50,9 @@ def shipped(folder: str) -> Recording:
     history = os.path.join(folder, "ksym.db")
     with open(history, "wb") as file:
         file.write(unpacked("ksym.db"))
+    with contextlib.closing(sqlite3.connect(history)) as database, database:
+        # Samples without perf's header are named by the running boot's history only.
+        database.execute("UPDATE boot SET boot_id = ?", (kernel_id.boot_id(),))
     after, tally = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(after), contextlib.redirect_stderr(tally):
         handler = Handler(Options(history, None, "text"), None)

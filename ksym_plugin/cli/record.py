@@ -131,12 +131,16 @@ def _record(
         started = time.monotonic_ns()
         clock = PerfClock()
         stack.callback(clock.close)
+        is_new = not os.path.exists(output)
         writer = HistoryWriter(output, source.name, started, kernel_text.start())
         recorder = Recorder(source, writer, clock)
         try:
             recorder.start()
         except BaseException:
             writer.close(started)
+            if is_new:
+                # An empty history would be found before others that are not.
+                os.unlink(output)
             raise
         before = recorder.changes
         _announce(output, source, attempts, clock)

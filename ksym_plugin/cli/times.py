@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 SECOND: Final = 1_000_000_000
 _SECONDS: Final = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,9}))?:?", re.ASCII)
+#: What 63 bits of nanoseconds hold, some centuries of which no clock needs.
+_LATEST: Final = 1 << 62
 _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", re.ASCII)
 _SPAN_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE: Final = re.compile(r"([0-9]{1,15})([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
@@ -26,7 +28,10 @@ def point(text: str) -> int:
     match = _SECONDS.fullmatch(text.strip())
     if match is None:
         raise click.BadParameter(f"{text!r} is no time in seconds, such as 5741.328403")
-    return int(match[1]) * SECOND + int((match[2] or "").ljust(9, "0"))
+    time_ns = int(match[1]) * SECOND + int((match[2] or "").ljust(9, "0"))
+    if time_ns > _LATEST:
+        raise click.BadParameter(f"{text!r} is further on than any clock goes")
+    return time_ns
 
 
 def span(text: str) -> int:

@@ -19,7 +19,7 @@ from ksym_plugin.errors import KsymError
 from ksym_plugin.history import History
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.perf import data
-from ksym_plugin.perf.naming import Tally, clean, decide, spelled
+from ksym_plugin.perf.naming import Tally, clean, decide, is_core, spelled
 from ksym_plugin.perf.output import FoldedOutput, TextOutput, say
 from ksym_plugin.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.symbols import BPF_MODULE, OUTSIDE_HISTORY, UNKNOWN_ADDRESS, Frame, Reason
@@ -172,7 +172,7 @@ class Handler:
         if isinstance(held, Frame):
             return self._output.kernel(address, spelled(held), held.offset, _dso(held, dso))
         piece = self._output.kernel(address, held, node.get("sym_off"), clean(dso))
-        if _is_core(dso) and _is_fixed(answer):
+        if is_core(dso) and _is_fixed(answer):
             self._keep(address, piece, again)
         return piece
 
@@ -342,11 +342,6 @@ def _is_fixed(answer: Frame | Reason) -> bool:
     if isinstance(answer, Frame):
         return answer.module != BPF_MODULE
     return answer is UNKNOWN_ADDRESS
-
-
-def _is_core(dso: str) -> bool:
-    """Whether perf found a name in the core image, which stays where it is."""
-    return dso == "[kernel.kallsyms]" or "/vmlinux" in dso
 
 
 def _dso(frame: Frame, dso: str) -> str:

@@ -12,7 +12,9 @@ from ksym_plugin.symbols import (
     EXACT,
     GAP,
     GRACE,
+    LOST,
     NOT_LOADED,
+    OUTSIDE_HISTORY,
     Frame,
     Reason,
     split_bpf_name,
@@ -37,6 +39,8 @@ class Tally:
         self.added = 0
         self.renamed = 0
         self.withdrawn = 0
+        #: BPF frames as perf had them, which the history cannot vouch for.
+        self.unverified = 0
         self.bpf = 0
         self.grace = 0
         self.gap = 0
@@ -45,7 +49,7 @@ class Tally:
 
     @property
     def frames(self) -> int:
-        named = self.confirmed + self.added + self.renamed
+        named = self.confirmed + self.added + self.renamed + self.unverified
         return named + sum(self.unknown.values())
 
     def lines(self) -> list[str]:
@@ -62,11 +66,17 @@ class Tally:
                 f"{self.bpf:,} of them are BPF: {self.grace:,} ran after their unload (grace),"
                 f" {self.gap:,} uncertain (marked {UNCERTAIN})"
             )
+        if self.unverified:
+            lines.append(
+                f"{self.unverified:,} BPF frames are as perf had them, unverified:"
+                " the history does not cover their time"
+            )
         for why, count in sorted(self.unknown.items(), key=lambda item: -item[1]):
             lines.append(f"{count:,} unknown: {why}")
         if self.withdrawn:
             lines.append(
-                f"{self.withdrawn:,} of the unknown had a name from perf that was not there then"
+                f"{self.withdrawn:,} of the unknown had a name from perf that does not hold,"
+                " or cannot be verified"
             )
         for what, count in sorted(self.errors.items()):
             lines.append(f"{count:,} samples {what}")
@@ -90,17 +100,32 @@ def is_bpf_name(name: str, dso: str) -> bool:
     return split_bpf_name(name) is not None or dso in (BPF_MODULE, name)
 
 
+def is_core(dso: str) -> bool:
+    """Whether perf found a name in the core image, which stays where it is."""
+    return dso == "[kernel.kallsyms]" or "/vmlinux" in dso
+
+
 def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame | str | None:
     """The frame that holds, or perf's ``name`` where that stands, or None for no name."""
     if isinstance(answer, Frame):
-        if answer.module != BPF_MODULE and name and not is_bpf_name(name, dso):
-            tally.confirmed += 1  # An alias of the same place, as perf prefers it.
+        theirs = bool(name) and not is_bpf_name(name, dso)
+        has_gone = answer.certainty != EXACT and not is_core(dso)
+        if theirs and (answer.module != BPF_MODULE or has_gone):
+            # An alias of the same place, as perf prefers it; or perf knows of a module
+            # where a program was that has gone.
+            tally.confirmed += 1
             return name
         _count(answer, name, tally)
         return answer
     known_otherwise = answer in (NOT_LOADED, AMBIGUOUS) and is_bpf_name(name, dso)
+    if name and answer is LOST and is_bpf_name(name, dso):
+        tally.unverified += 1
+        return name + UNCERTAIN
     if name and not known_otherwise:
-        tally.confirmed += 1
+        if answer is OUTSIDE_HISTORY and is_bpf_name(name, dso):
+            tally.unverified += 1
+        else:
+            tally.confirmed += 1
         return name
     tally.withdrawn += bool(name)
     tally.unknown[answer.text] = tally.unknown.get(answer.text, 0) + 1

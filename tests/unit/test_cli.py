@@ -105,7 +105,7 @@ def symbol(name: str) -> Symbol:
     "at, answer",
     [
         ("111", f"{OLD}+0x12 ([bpf])"),
-        ("155", f"{OLD}+0x12 ([bpf])  grace"),
+        ("151", f"{OLD}+0x12 ([bpf])  grace"),
         ("165", f"{NEW}+0x12 ([bpf])"),
         ("170.5", f"{NEW}+0x12 ([bpf])  gap"),
         ("105", "[unknown]  nothing was loaded at this address at that time"),

@@ -85,7 +85,9 @@ def test_clock_that_was_set_back_is_still_monotone() -> None:
 
 
 READINGS = st.lists(
-    st.tuples(st.integers(1, 10**10), st.integers(1, 10**10)), min_size=1, max_size=8
+    st.tuples(st.integers(1, 10**10), st.integers(-(10**6) + 1, 10**6 - 1)),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -95,8 +97,8 @@ def test_places_are_monotone_exact_at_readings_and_between_neighbours(
     steps: list[tuple[int, int]], times: list[int]
 ) -> None:
     ours, theirs, readings = 0, 0, []
-    for our_step, their_step in steps:
-        ours, theirs = ours + our_step, theirs + their_step
+    for our_step, drift in steps:
+        ours, theirs = ours + our_step, theirs + max(1, our_step + drift)
         readings.append((ours, theirs))
     table = map_of(*readings[::-1])
     for our_time, their_time in readings:
@@ -106,6 +108,23 @@ def test_places_are_monotone_exact_at_readings_and_between_neighbours(
     for at, place in zip(sorted(times), placed):
         for our_time, their_time in readings:
             assert (place >= our_time) if at >= their_time else (place <= our_time)
+
+
+def test_times_between_which_a_clock_was_set_are_nowhere() -> None:
+    second = 10**9
+    forward = ClockMap(
+        Instant(at * second, at * second, real * second, None)
+        for at, real in ((10, 110), (20, 120), (30, 131))
+    )
+    assert forward.to_monotonic(REALTIME, 115 * second) == 15 * second
+    assert forward.to_monotonic(REALTIME, 125 * second) < 0
+    assert forward.to_monotonic(REALTIME, 132 * second) == 31 * second
+    back = ClockMap(
+        Instant(at * second, at * second, real * second, None)
+        for at, real in ((10, 110), (20, 120), (30, 115), (40, 125))
+    )
+    assert back.to_monotonic(REALTIME, 112 * second) < 0
+    assert back.to_monotonic(REALTIME, 121 * second) == 36 * second
 
 
 def open_files() -> list[str]:

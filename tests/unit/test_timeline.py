@@ -30,6 +30,9 @@ from tests.unit.helpers import (
     unload,
 )
 
+#: In ns: after it nobody is still running what was unloaded.
+GRACE_SPAN = 2_000_000_000
+
 
 def last_loaded(held: list[Held], address: int, time: int) -> Held | None:
     over = [one for one in held if one.loaded <= time and one.start <= address < one.end]
@@ -61,10 +64,13 @@ def check_exact(timeline: Timeline, held: list[Held], address: int, time: int) -
         if whole and newest.start <= expected.start < newest.end:
             assert lifetime is None or lifetime.loaded_latest != expected.loaded, where
         return
+    ended = expected.unloaded is not None and time > expected.unloaded
+    if expected.unloaded is not None and time > expected.unloaded + GRACE_SPAN:
+        assert told((lifetime, said)) is NOT_LOADED, where
+        return
     assert lifetime is not None, where
     assert (lifetime.symbol.start, lifetime.symbol.name) == (expected.start, expected.name), where
     assert lifetime.loaded_latest == expected.loaded, where
-    ended = expected.unloaded is not None and time > expected.unloaded
     assert said == (GRACE if ended else EXACT), where
 
 
@@ -228,3 +234,10 @@ def test_ambiguous_is_never_a_guess() -> None:
         30: "bpf_prog_0000000000000002_b exact",
         31: "bpf_prog_0000000000000002_b exact",
     }
+
+
+def test_grace_ends_although_nothing_took_the_place() -> None:
+    """What takes a place unannounced (classic BPF, a module) is not given a dead name."""
+    timeline = timeline_of(load(BASE, 64, "bpf_prog_0000000000000001_a", 10), unload(BASE, 20))
+    assert told(timeline.at(BASE, 20 + GRACE_SPAN)) == "bpf_prog_0000000000000001_a grace"
+    assert told(timeline.at(BASE, 21 + GRACE_SPAN)) is NOT_LOADED
