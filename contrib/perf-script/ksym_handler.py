@@ -43,4 +43,4 @@ trace_end = _handler.trace_end
 
 def trace_unhandled(_event_name, _context, _fields, event):
     """Tracepoints; perf hands over ``event`` to a function of four arguments alone."""
-    process_event(event)
+    _handler.process_event(event)
