@@ -35,12 +35,12 @@ def mmap(name: bytes, pgoff: int, misc: int = KERNEL_MODE) -> bytes:
     return record(MMAP, misc, body)
 
 
-def mmap2(name: bytes, pgoff: int, build_id: bytes | None) -> bytes:
+def mmap2(name: bytes, pgoff: int, build_id: bytes | None, size: int = 20) -> bytes:
     body = struct.pack("=iiQQQ", -1, 0, TEXT, 1 << 24, pgoff)
     if build_id is None:
         body += struct.pack("=IIQQ", 1, 2, 3, 4)
     else:
-        body += struct.pack("=BBH20s", len(build_id), 0, 0, build_id)
+        body += struct.pack("=BBH20s", size, 0, 0, build_id)
     body += struct.pack("=II", 5, 0) + padded(name + b"\0")
     return record(MMAP2, KERNEL_MODE | (HAS_BUILD_ID if build_id else 0), body)
 
@@ -149,9 +149,11 @@ def test_the_kernel_s_own_map(tmp_path: Path, name: bytes, start: int | None) ->
     assert read(tmp_path, file_of(mmap2(name, TEXT, None), {})).text_start == start
 
 
-@pytest.mark.parametrize("ours", [None, BUILD_ID, BUILD_ID[:16]])
-def test_a_kernel_map_with_its_build_id(tmp_path: Path, ours: bytes | None) -> None:
-    kernel = mmap2(b"[kernel.kallsyms]_text", TEXT, ours)
+@pytest.mark.parametrize(
+    "size, ours", [(0, None), (20, BUILD_ID), (16, BUILD_ID[:16]), (255, BUILD_ID)]
+)
+def test_a_kernel_map_with_its_build_id(tmp_path: Path, size: int, ours: bytes | None) -> None:
+    kernel = mmap2(b"[kernel.kallsyms]_text", TEXT, BUILD_ID if ours else None, size)
     found = read(tmp_path, file_of(mmap2(b"[nf]", 0, b"\xcc" * 20) + kernel, {}))
     assert found.text_start == TEXT
     assert found.build_id == (ours.hex() if ours else None)

@@ -142,11 +142,19 @@ def test_what_could_be_read_is_passed_on(path: str) -> None:
 
 
 def test_the_tally_of_errors_is_bounded(path: str) -> None:
-    events = [event({"ip": CORE, "sym": {f"key{at}" * 99: 1}}) for at in range(200)]
-    events += [{f"key{at}": 1, "sample": {"ip": {at}}} for at in range(200)]
+    events = [event(node(0x10), time=f"{at} {'x' * 500}") for at in range(200)]
     _, said = handle(path, "text", events)
+    assert "1 samples left out: ValueError: " in said
+    assert " samples left out: other errors\n" in said
     assert len(said.splitlines()) < 30
     assert max(map(len, said.splitlines())) < 200
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_half_a_surrogate_pair_is_escaped(path: str, form: str) -> None:
+    text, _ = handle(path, form, [event(comm="a\ud800b"), event(node(0x10, "good"))])
+    assert "a\\ud800b" in text
+    assert "good" in text
 
 
 ESCAPE = "\x1b]0;owned\x07\x9b2J\x7f"
