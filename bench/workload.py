@@ -32,24 +32,30 @@ class Kernel:
     """Programs come and go; every change is a report with the exact time."""
 
     def __init__(
-        self, chunks: int, seed: int = 1, most: int = _MOST, programs: int | None = None
+        self, chunks: int, most: int = _MOST, programs: int | None = None, spread: bool = False
     ) -> None:
         self.now = 1_000_000_000
-        self.random = random.Random(seed)
+        self.random = random.Random(1)
         self.live: list[tuple[Load, int, int]] = []
         self._used = bytearray(chunks)
         self._most = most
-        self._id = 0
+        self._id = self._from = 0
+        #: Whether each search for room begins where the last one ended.
+        self._spread = spread
         self._sizes = [self._size() for _ in range(programs or 0)]
 
     def load(self) -> Load:
         """Load one program; MemoryError when no run of chunks is long enough."""
         size = self.random.choice(self._sizes) if self._sizes else self._size()
         chunks = -(-(size + _HEADER) // CHUNK)
-        at = self._used.find(bytes(chunks))
+        at = self._used.find(bytes(chunks), self._from)
+        if at < 0:
+            at = self._used.find(bytes(chunks))
         if at < 0:
             raise MemoryError("no room for a program")
         self._used[at : at + chunks] = b"\1" * chunks
+        if self._spread:
+            self._from = at + chunks
         self.now += STEP
         self._id += 1
         hole = chunks * CHUNK - size - _HEADER
@@ -110,5 +116,9 @@ CROWD_LIVE = 200
 
 
 def crowded(count: int) -> Iterator[Load | Unload]:
-    """The changes of ``count`` lifetimes on 64 pages; no symbol is longer than a page."""
-    return Kernel(CROWD_PAGES * 4096 // CHUNK, most=4096).crowd(count, CROWD_LIVE)
+    """The changes of ``count`` lifetimes on 64 pages; no symbol is longer than a page.
+
+    Unlike the kernel's, they are spread evenly: by first fit, half the pages would hold
+    nearly all of them.
+    """
+    return Kernel(CROWD_PAGES * 4096 // CHUNK, most=4096, spread=True).crowd(count, CROWD_LIVE)
