@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 _KERNEL_HALF: Final = 1 << 63
 _GUEST: Final = "[guest."
-#: PERF_RECORD_MISC_GUEST_KERNEL and _GUEST_USER: what a virtual machine was at.
-_GUEST_MODES: Final = frozenset((4, 5))
 #: A time that nothing covers.
 _OUTSIDE: Final = -1
 #: perf's time of a sample that has none is 0 or all ones, by its version.
@@ -86,6 +84,7 @@ class Handler:
             self._output = FoldedOutput(sys.stdout)
         else:
             self._output = TextOutput(sys.stdout, self._recorded.width)
+        self._user = self._output.user
         self._clock = options.clock
         self._clocks_by_event: dict[str, str | None] = {}
         self._clock_map: ClockMap | None = None
@@ -94,7 +93,8 @@ class Handler:
         self._has_said_clock = False
         #: Addresses of the core image as they are spelled: BPF never held them.
         self._core: dict[int, str] = {}
-        #: Those that stand for several frames: perf expands what was inlined there.
+        #: Those met in the sample at hand; and those that stand for several frames.
+        self._met: dict[int, str] = {}
         self._inlined: set[int] = set()
         self._is_this_boot = _is_this_boot(self._recorded)
         self._open_past(histories.find(options.history, data_path))
@@ -106,6 +106,7 @@ class Handler:
         try:
             pieces = self._pieces(event)
         except Exception as error:  # noqa: BLE001 - nothing a sample holds may abort perf
+            self._met.clear()
             self.tally.failed("passed on as perf had them", error)
             pieces = self._as_perf_had_it(event)
         try:
@@ -129,20 +130,20 @@ class Handler:
 
     def _pieces(self, event: dict[str, Any]) -> list[str]:
         """The frames of a sample as the output spells them, leaf first."""
-        if event["sample"].get("cpumode") in _GUEST_MODES:
+        # From PERF_RECORD_MISC_GUEST_KERNEL on: what a virtual machine was at.
+        if event["sample"].get("cpumode", 0) > 3:
             return self._as_perf_had_it(event)
         core = self._core
-        user = self._output.user
+        user = self._user
         pieces: list[str] = []
         time_ns: int | None = None
         confirmed = 0
-        last = -1
-        for node in event.get("callchain") or (_leaf(event),):
+        chain = event.get("callchain")
+        for node in chain or (_leaf(event),):
             address = node["ip"]
             piece = core.get(address)
-            if piece is not None and address != last:
+            if piece is not None:
                 confirmed += 1
-                last = address
             elif address < _KERNEL_HALF:
                 piece = user(node)
             elif address >= FIRST_MARKER:
@@ -150,14 +151,14 @@ class Handler:
             else:
                 if time_ns is None:
                     time_ns = self._monotonic(event)
-                piece = self._kernel(node, time_ns, address == last)
-                last = address
+                piece = self._kernel(node, time_ns)
             pieces.append(piece)
         self.tally.confirmed += confirmed
+        if self._met:
+            self._keep(bool(chain))
         return pieces
 
-    def _kernel(self, node: dict[str, Any], time_ns: int, again: bool) -> str:
-        """A kernel frame; ``again`` says that the frame before has the same address."""
+    def _kernel(self, node: dict[str, Any], time_ns: int) -> str:
         address, symbol, dso = node["ip"], node.get("sym"), node.get("dso") or ""
         if dso.startswith(_GUEST):  # looks like this kernel's, but is another's
             return self._by_perf(node)
@@ -172,20 +173,21 @@ class Handler:
         if isinstance(held, Frame):
             return self._output.kernel(address, spelled(held), held.offset, _dso(held, dso))
         piece = self._output.kernel(address, held, node.get("sym_off"), clean(dso))
-        if is_core(dso) and _is_fixed(answer):
-            self._keep(address, piece, again)
+        if is_core(dso) and _is_fixed(answer) and self._met.setdefault(address, piece) != piece:
+            self._inlined.add(address)
         return piece
 
-    def _keep(self, address: int, piece: str, again: bool) -> None:
-        """Keep how a frame of the core image is spelled, unless its address has several.
+    def _keep(self, has_chain: bool) -> None:
+        """Keep how the frames of the core image in a sample are spelled.
 
-        Where perf expands inlined functions, they follow one another with one address.
+        Not where an address has several spellings: perf expands inlined functions to
+        frames with one address, all of them in a callchain and none without.
         """
-        if again and self._core.get(address, piece) != piece:
-            del self._core[address]
-            self._inlined.add(address)
-        elif address not in self._inlined:
-            self._core[address] = piece
+        if has_chain:
+            for address, piece in self._met.items():
+                if address not in self._inlined:
+                    self._core[address] = piece
+        self._met.clear()
 
     def _as_perf_had_it(self, event: dict[str, Any]) -> list[str]:
         """The frames of a sample under perf's own names, as far as they can be read."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import sys
+from collections import defaultdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class FoldedOutput:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._stacks: dict[str, int] = {}
+        self._stacks: defaultdict[str, int] = defaultdict(int)
         self._names = _Unfoldable()
 
     def user(self, node: dict[str, Any]) -> str:
@@ -132,8 +133,7 @@ class FoldedOutput:
     def sample(self, event: dict[str, Any], pieces: list[str]) -> None:
         pieces.append(self._names[event.get("comm") or ""])
         pieces.reverse()
-        stack = ";".join(pieces)
-        self._stacks[stack] = self._stacks.get(stack, 0) + 1
+        self._stacks[";".join(pieces)] += 1
 
     def close(self) -> None:
         """Print the stacks, each with the number of its samples."""
