@@ -130,8 +130,12 @@ class Timeline:
                         best = lifetime
             if at < len(times) and track.lifetimes[at].loaded_earliest <= time:
                 rivals = [*(rivals or ()), *_possible(track.lifetimes, at, address, time)]
-        if best is not None and self._has_left(best, time):
-            best = None
+        if best is not None:
+            home = self._cells[best.symbol.start >> CELL_SHIFT]
+            # Where one place has a cell to itself, its track has said already who is last.
+            alone = len(home) == 1 and (home is tracks or home[0].lifetimes[-1] is best)
+            if not alone and self._has_left(best, time):
+                best = None
         if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
             return self._with_open_ended(address, time, best, rivals or [])
         if rivals:
