@@ -128,6 +128,11 @@ def damaged(path: str, error: object) -> HistoryError:
     )
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Not to wait for ever where the path is a pipe's."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def check_format(path: str) -> bool:
     """Whether the file holds a history of this format; False if it is absent or empty.
 
@@ -135,8 +140,7 @@ def check_format(path: str) -> bool:
     is ever opened, let alone altered. Raises HistoryError for anything else.
     """
     try:
-        # Not to wait for ever where the path is a pipe.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise HistoryError(f"{path} is no regular file", "name another one")
             header = file.read(100)

@@ -251,8 +251,17 @@ class Handler:
         if path is None:
             self._open_live()
             return
-        recorded = self._recorded
         history = History(path)
+        try:
+            self._adopt(history, path)
+        except BaseException:
+            history.close()
+            raise
+        self._history = history
+
+    def _adopt(self, history: History, path: str) -> None:
+        """Take the record of the boot that the data is from."""
+        recorded = self._recorded
         boot = histories.choose_boot(
             history,
             kernel_id.boot_id(),
@@ -265,7 +274,6 @@ class Handler:
         known = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
         anonymous = all(fact is None for fact in known)
         if boot is None or (anonymous and boot.boot_id != kernel_id.boot_id()):
-            history.close()
             raise KsymError(
                 f"{path} has no record of the kernel this perf.data is from",
                 "name the history that was recorded beside it with -H",
@@ -273,7 +281,6 @@ class Handler:
         notice = histories.choice_notice(history, boot)
         if notice:
             say(notice)
-        self._history = history
         past = history.past(boot)
         past.wait_covered(time.monotonic_ns())
         for line in past.warnings():
