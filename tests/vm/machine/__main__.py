@@ -1,0 +1,138 @@
+"""``scripts/vm``: the tests of ``tests/vm/guest``, or another job, on stock kernels."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+from tests.vm.machine import cache, children, guest, verdict
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+KERNELS = ("6.1", "6.12")
+TESTS = "tests/vm/guest"
+_REPO = os.path.dirname(os.path.dirname(os.path.dirname(cache.HERE)))
+_printing = threading.Lock()
+
+
+def main() -> int:
+    options = _options()
+    os.chdir(_REPO)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    problem = missing()
+    if problem:
+        return _cannot(problem)
+    kernels = options.kernel or KERNELS
+    with concurrent.futures.ThreadPoolExecutor(len(kernels)) as pool:
+        try:
+            images = cache.folder()
+            files = checkout()
+            jobs = [pool.submit(_one, images, kernel, files, options) for kernel in kernels]
+            results = [job.result() for job in jobs]
+        except (children.Failed, OSError) as error:
+            children.kill_all()
+            return _cannot(str(error))
+        except BaseException:
+            children.kill_all()
+            raise
+    for result in results:
+        print(result.line)
+    return max(result.status for result in results)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/vm",
+        description="Run tests/vm/guest on stock Debian kernels under QEMU, side by side.",
+        epilog="All other arguments go to the pytest in the guest.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--kernel", action="append", choices=KERNELS, help="only this one")
+    parser.add_argument("--shell", metavar="SCRIPT", help="run this with bash instead of pytest")
+    parser.add_argument("--limit", type=float, default=1080, help="seconds a guest may take")
+    parser.add_argument("--out", default="build/vm", help="where results go, a folder a kernel")
+    options, options.pytest = parser.parse_known_args()
+    if options.pytest[:1] == ["--"]:
+        del options.pytest[0]
+    options.out = os.path.abspath(options.out)
+    return options
+
+
+def _stop(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def missing() -> str:
+    """What keeps guests from running here, in one sentence, or nothing."""
+    wanted = [guest.QEMU, "debugfs", "e2fsck", "setpriv"]
+    if not cache.have():
+        if os.geteuid() != 0:
+            return "making the guests' image needs root"
+        wanted += ["mmdebstrap", "mke2fs", "apt-get"]
+    lacking = [name for name in wanted if shutil.which(name) is None]
+    return f"not installed: {' '.join(lacking)}" if lacking else ""
+
+
+def _cannot(problem: str) -> int:
+    """Skipped for a user, failed on CI."""
+    if os.environ.get("CI", "") in ("true", "1"):
+        print(f"FAILED: no guest could be started: {problem}")
+        return verdict.NOT_STARTED
+    print(f"SKIPPED: {problem}")
+    return 0
+
+
+def checkout() -> list[str]:
+    """The files of the checkout as they are now, without those that git ignores."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    names = {os.fsdecode(name) for name in listed.split(b"\0") if name}
+    return sorted(name for name in names if os.path.lexists(name))
+
+
+def _one(
+    images: str, kernel: str, files: list[str], options: argparse.Namespace
+) -> verdict.Verdict:
+    os.makedirs(options.out, exist_ok=True)
+    work = tempfile.mkdtemp(prefix=f".{kernel}-", dir=options.out)
+
+    def show(line: str) -> None:
+        with _printing:
+            print(f"{kernel:4} | {line}", flush=True)
+
+    try:
+        job = script(options)
+        outcome = guest.run(images, kernel, job, files, work, options.limit, show)
+        final = os.path.join(options.out, kernel)
+        shutil.rmtree(final, ignore_errors=True)
+        os.rename(work, final)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    return verdict.judge(kernel, outcome, final, tests=options.shell is None)
+
+
+def script(options: argparse.Namespace) -> str:
+    """The job: the script asked for, or pytest with its report among the results."""
+    head = 'export PYTHONPATH="$PWD:$PWD/hooks" KSYM_GUEST=1 CI=\n'
+    if options.shell is not None:
+        return f"{head}{options.shell}\n"
+    paths = [] if any(os.path.exists(a.split("::")[0]) for a in options.pytest) else [TESTS]
+    command = ["python3", "-m", "pytest", "-c", "tests/vm/guest.ini", "--rootdir", "."]
+    command += ["-ra", "--durations=5", "--junitxml=/job/out/junit.xml", *options.pytest, *paths]
+    return f"{head}exec {shlex.join(command)}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
