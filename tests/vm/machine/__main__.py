@@ -112,7 +112,7 @@ def _one(
             print(f"{kernel:4} | {line}", flush=True)
 
     try:
-        job = script(options)
+        job = script(kernel, options)
         outcome = guest.run(images, kernel, job, files, work, options.limit, show)
         final = os.path.join(options.out, kernel)
         shutil.rmtree(final, ignore_errors=True)
@@ -123,14 +123,14 @@ def _one(
     return verdict.judge(kernel, outcome, final, tests=options.shell is None)
 
 
-def script(options: argparse.Namespace) -> str:
+def script(kernel: str, options: argparse.Namespace) -> str:
     """The job: the script asked for, or pytest with its report among the results."""
-    head = 'export PYTHONPATH="$PWD:$PWD/hooks" KSYM_GUEST=1 CI=\n'
+    head = f'export PYTHONPATH="$PWD:$PWD/hooks" KSYM_GUEST={kernel}\n'
     if options.shell is not None:
         return f"{head}{options.shell}\n"
     paths = [] if any(os.path.exists(a.split("::")[0]) for a in options.pytest) else [TESTS]
     command = ["python3", "-m", "pytest", "-c", "tests/vm/guest.ini", "--rootdir", "."]
-    command += ["-ra", "--durations=5", "--junitxml=/job/out/junit.xml", *options.pytest, *paths]
+    command += ["-v", "-ra", "-p", "no:cacheprovider", "--durations=5", "--junitxml=/job/out/junit.xml", *options.pytest, *paths]
     return f"{head}exec {shlex.join(command)}\n"
 
 
