@@ -3,7 +3,7 @@ PYTHON = .venv/bin/python
 # The live tests limit themselves; this is for a kernel that lets none of them return.
 LIVE_SECONDS = 1800
 
-.PHONY: help setup demo test lint format unit live bench wheel \
+.PHONY: help setup demo test lint format unit live vm bench wheel \
 	install-perf-scripts uninstall-perf-scripts clean
 
 help: ## what can be made
@@ -15,7 +15,7 @@ setup: ## system packages (as root on Debian) and .venv
 demo: setup ## the main job on a recording made on the spot, or on the shipped one
 	@scripts/demo
 
-test: setup ## lint, unit and live, with a summary
+test: setup ## lint, unit, live and vm, with a summary
 	@scripts/check
 
 lint: setup ## ruff and mypy --strict
@@ -34,6 +34,10 @@ unit: setup ## unit tests on every Python from 3.9 to 3.13 that is here, with co
 
 live: setup ## live tests against this kernel (root; says what it skips and why)
 	@timeout --foreground --kill-after=30 $(LIVE_SECONDS) $(PYTHON) -m pytest tests/live -ra
+
+vm: setup ## tests on stock kernels 6.1 and 6.12 under QEMU (root, for the first run)
+	@scripts/setup vm
+	@scripts/vm
 
 bench: setup ## benchmarks beside their peers
 	@$(PYTHON) -m bench

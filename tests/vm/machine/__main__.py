@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import os
+import platform
 import shlex
 import shutil
 import signal
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 KERNELS = ("6.1", "6.12")
 TESTS = "tests/vm/guest"
 _REPO = os.path.dirname(os.path.dirname(os.path.dirname(cache.HERE)))
+# -v: the console ends with the test that a lost guest was at.
+_PYTEST = (
+    "-c tests/vm/guest.ini --rootdir . -v -ra -p no:cacheprovider --durations=5 "
+    "--junitxml=/job/out/junit.xml"
+)
 _printing = threading.Lock()
 
 
@@ -30,21 +36,21 @@ def main() -> int:
     os.chdir(_REPO)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
-    problem = missing()
+    try:
+        problem = missing()
+        images = "" if problem else cache.folder()
+    except (children.Failed, OSError) as error:
+        problem = f"the guests' image could not be made: {error}"
     if problem:
         return _cannot(problem)
     kernels = options.kernel or KERNELS
+    files = checkout()
     with concurrent.futures.ThreadPoolExecutor(len(kernels)) as pool:
         try:
-            images = cache.folder()
-            files = checkout()
             jobs = [pool.submit(_one, images, kernel, files, options) for kernel in kernels]
             results = [job.result() for job in jobs]
-        except (children.Failed, OSError) as error:
-            children.kill_all()
-            return _cannot(str(error))
         except BaseException:
-            children.kill_all()
+            children.stop()
             raise
     for result in results:
         print(result.line)
@@ -62,9 +68,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shell", metavar="SCRIPT", help="run this with bash instead of pytest")
     parser.add_argument("--limit", type=float, default=1080, help="seconds a guest may take")
     parser.add_argument("--out", default="build/vm", help="where results go, a folder a kernel")
-    options, options.pytest = parser.parse_known_args()
-    if options.pytest[:1] == ["--"]:
-        del options.pytest[0]
+    options, rest = parser.parse_known_args()
+    options.pytest = rest[1:] if rest[:1] == ["--"] else rest
     options.out = os.path.abspath(options.out)
     return options
 
@@ -75,6 +80,8 @@ def _stop(number: int, _frame: object) -> NoReturn:
 
 def missing() -> str:
     """What keeps guests from running here, in one sentence, or nothing."""
+    if platform.machine() != "x86_64":
+        return "the guests' image can be made on x86-64 only"
     wanted = [guest.QEMU, "debugfs", "e2fsck", "setpriv"]
     if not cache.have():
         if os.geteuid() != 0:
@@ -114,12 +121,14 @@ def _one(
     try:
         job = script(kernel, options)
         outcome = guest.run(images, kernel, job, files, work, options.limit, show)
+        os.chmod(work, 0o755)
         final = os.path.join(options.out, kernel)
         shutil.rmtree(final, ignore_errors=True)
         os.rename(work, final)
-    except BaseException:
+    except (children.Failed, OSError) as error:
+        return verdict.Verdict(verdict.NOT_STARTED, f"vm: {kernel}: NOT STARTED: {error}")
+    finally:
         shutil.rmtree(work, ignore_errors=True)
-        raise
     return verdict.judge(kernel, outcome, final, tests=options.shell is None)
 
 
@@ -129,9 +138,8 @@ def script(kernel: str, options: argparse.Namespace) -> str:
     if options.shell is not None:
         return f"{head}{options.shell}\n"
     paths = [] if any(os.path.exists(a.split("::")[0]) for a in options.pytest) else [TESTS]
-    command = ["python3", "-m", "pytest", "-c", "tests/vm/guest.ini", "--rootdir", "."]
-    command += ["-v", "-ra", "-p", "no:cacheprovider", "--durations=5", "--junitxml=/job/out/junit.xml", *options.pytest, *paths]
-    return f"{head}exec {shlex.join(command)}\n"
+    arguments = shlex.join([*options.pytest, *paths])
+    return f"{head}exec python3 -m pytest {_PYTEST} {arguments}\n"
 
 
 if __name__ == "__main__":

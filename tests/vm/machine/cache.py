@@ -102,7 +102,6 @@ def _build(base: str, place: str) -> None:
         os.chmod(work, 0o755)
         os.rename(work, place)
     except BaseException:
-        children.kill_all()
         shutil.rmtree(work, ignore_errors=True)
         raise
     print(f"vm: image made in {time.monotonic() - began:.0f} s", flush=True)

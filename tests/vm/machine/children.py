@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _running: set[subprocess.Popen[bytes]] = set()
+_stopped = False
 
 
 class Failed(Exception):
@@ -17,19 +18,17 @@ class Failed(Exception):
 
 
 def start(
-    command: Sequence[str],
-    *,
-    fds: Sequence[int] = (),
-    out: int | None = None,
-    cwd: str | None = None,
+    command: Sequence[str], *, fds: Sequence[int] = (), cwd: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start it so that the kernel kills it when the thread that called this is gone."""
+    """Start it with its output in a pipe; the kernel kills it if the calling thread dies."""
+    if _stopped:
+        raise Failed("stopped")
     child = subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", "--", *command],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=subprocess.STDOUT if out == subprocess.PIPE else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         cwd=cwd,
     )
     _running.add(child)
@@ -51,16 +50,25 @@ def run(
     cwd: str | None = None,
 ) -> str:
     """Run it to its end; its output, or Failed with it."""
-    child = start(command, fds=fds, out=subprocess.PIPE, cwd=cwd)
+    child = start(command, fds=fds, cwd=cwd)
     assert child.stdout is not None
     with child.stdout:
-        output = child.stdout.read().decode(errors="replace")
-    status = end(child)
+        try:
+            output = child.stdout.read().decode(errors="replace")
+        except BaseException:
+            child.kill()
+            child.stdout.read()  # ends when all that it started has ended as well
+            raise
+        finally:
+            status = end(child)
     if status not in fine:
         raise Failed(f"status {status}: {shlex.join(command)}\n{output[-2000:].rstrip()}")
     return output
 
 
-def kill_all() -> None:
+def stop() -> None:
+    """Kill all there are and start no more: whoever waits for one gets Failed."""
+    global _stopped
+    _stopped = True
     for child in list(_running):
         child.kill()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
-import signal
-import subprocess
 import tarfile
 import tempfile
 import threading
@@ -16,7 +15,7 @@ from tests.vm.machine import cache, children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import BinaryIO
 
 QEMU = "qemu-system-x86_64"
@@ -71,29 +70,24 @@ def run(
     """
     began = time.monotonic()
     cache.room(images, cache.GUEST_BYTES)
-    with _disk(images) as disk:
-        path = f"/proc/self/fd/{disk.fileno()}"
-        _put_in(disk, path, job, files)
-        command = _command(images, kernel, path)
+    with tempfile.TemporaryFile(dir=images) as disk:  # it has no name to stay behind
+        path = _path(disk)
+        children.run(["cp", os.path.join(images, "image"), path], fds=[disk.fileno()])
+        _put_in(disk, job, files)
         with open(os.path.join(out, "console.log"), "wb") as log:
             for _ in range(BOOTS):
-                boot = Boot(command, disk.fileno(), log, show)
-                boot.wait(seconds)
+                boot = Boot(_command(images, kernel, path), disk.fileno(), log, show)
+                boot.watch(seconds)
                 if boot.lost != NEVER_UP:
                     break
-        status = _take_out(disk, path, out)
+        status = _take_out(disk, out)
     lost = "" if status is not None else boot.lost or DIED
     return Outcome(status, lost, boot.release, time.monotonic() - began)
 
 
-@contextlib.contextmanager
-def _disk(images: str) -> Iterator[BinaryIO]:
-    """A copy of the image that has no name, so nothing of it stays behind in any case."""
-    with tempfile.TemporaryFile(dir=images) as disk:
-        path = f"/proc/self/fd/{disk.fileno()}"
-        source = os.path.join(images, "image")
-        children.run(["cp", "--sparse=auto", source, path], fds=[disk.fileno()])
-        yield disk
+def _path(file: BinaryIO) -> str:
+    """Its name for a child that has the descriptor under the same number."""
+    return f"/proc/self/fd/{file.fileno()}"
 
 
 def _command(images: str, kernel: str, disk: str) -> list[str]:
@@ -106,35 +100,35 @@ def _command(images: str, kernel: str, disk: str) -> list[str]:
     ]
 
 
-def _put_in(disk: BinaryIO, path: str, job: str, files: Sequence[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        with open(os.path.join(folder, "job"), "w") as script:
-            script.write(job)
-        archive = os.path.join(folder, "in.tar")
-        with tarfile.open(archive, "w") as tar:
-            tar.add(script.name, "job")
+def _put_in(disk: BinaryIO, job: str, files: Sequence[str]) -> None:
+    with tempfile.TemporaryFile() as packed:
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            script = tarfile.TarInfo("job")
+            script.size = len(job.encode())
+            tar.addfile(script, io.BytesIO(job.encode()))
             for file in files:
-                tar.add(file, os.path.join("work", file))
-        command = ["debugfs", "-w", "-R", "write in.tar /job/in.tar", path]
-        said = children.run(command, fds=[disk.fileno()], cwd=folder)
+                with contextlib.suppress(FileNotFoundError):  # edited at this very moment
+                    tar.add(file, os.path.join("work", file), recursive=False)
+        packed.flush()
+        write = ["debugfs", "-w", "-R", f"write {_path(packed)} /job/in.tar", _path(disk)]
+        said = children.run(write, fds=[disk.fileno(), packed.fileno()])
     if "Allocated inode" not in said:  # its status is 0 in any case
         raise children.Failed(f"the job could not be written into the image: {said.strip()}")
 
 
-def _take_out(disk: BinaryIO, path: str, out: str) -> int | None:
+def _take_out(disk: BinaryIO, out: str) -> int | None:
     """The job's results into ``out``; its exit status, if the guest got so far."""
-    fds = [disk.fileno()]
+    fds, path = [disk.fileno()], _path(disk)
     # 1 and 2: mended, as is usual for a guest that was cut off.
     children.run(["e2fsck", "-fy", path], fds=fds, fine=(0, 1, 2))
     children.run(["debugfs", "-R", "rdump /job/out .", path], fds=fds, cwd=out)
-    with contextlib.suppress(FileNotFoundError):
-        inner = os.path.join(out, "out")
+    inner = os.path.join(out, "out")
+    if os.path.isdir(inner):
         for name in os.listdir(inner):
             os.rename(os.path.join(inner, name), os.path.join(out, name))
         os.rmdir(inner)
-    said = children.run(["debugfs", "-R", "cat /job/status", path], fds=fds)
-    last = said.split()[-1:]
-    return int(last[0]) if last and last[0].isdigit() else None
+    said = children.run(["debugfs", "-R", "cat /job/status", path], fds=fds).split()
+    return int(said[-1]) if said and said[-1].isdigit() else None
 
 
 class Boot:
@@ -145,31 +139,41 @@ class Boot:
     ) -> None:
         self.release = ""
         self.lost = ""
+        self._said = b""
         self._done = False
+        self._cut = False
         self._log = log
         self._show = show
-        self._child = children.start(command, fds=[disk], out=subprocess.PIPE)
+        self._child = children.start(command, fds=[disk])
 
-    def wait(self, seconds: float) -> None:
+    def watch(self, seconds: float) -> None:
         """Until QEMU has ended, which it is made to do when a time limit is over."""
         assert self._child.stdout is not None
         self._limit(BOOT_SECONDS)
         with self._child.stdout as console:
             for raw in console:
+                self._said = raw
                 self._log.write(raw)
                 self._log.flush()
                 self._line(raw.decode(errors="replace").rstrip(), seconds)
         self._timer.cancel()
-        killed = children.end(self._child) == -signal.SIGKILL
-        if not self.release:
+        status = children.end(self._child)
+        if self.release:
+            self.lost = LATE if self._cut else ""
+        elif status > 0:  # not a guest's end: QEMU itself gave up
+            last = self._said.decode(errors="replace").strip()
+            raise children.Failed(f"{QEMU} ended with status {status}: {last}")
+        else:
             self.lost = NEVER_UP
-        elif killed:
-            self.lost = LATE
 
     def _limit(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, self._child.kill)
+        self._timer = threading.Timer(seconds, self._end)
         self._timer.daemon = True
         self._timer.start()
+
+    def _end(self) -> None:
+        self._cut = True
+        self._child.kill()
 
     def _line(self, line: str, seconds: float) -> None:
         # The firmware leaves escape sequences, and the kernel its messages, on any line.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import xml.etree.ElementTree as ElementTree
 
+from tests.vm.machine.guest import LATE
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.vm.machine.guest import Outcome
@@ -32,10 +34,9 @@ def judge(kernel: str, outcome: Outcome, out: str, *, tests: bool) -> Verdict:
     where = f"vm: {outcome.release or kernel}"
     took = f"in {outcome.seconds:.0f} s"
     if outcome.status is None:
-        late = outcome.lost == "was not done in time"
         tail = console_tail(os.path.join(out, "console.log"))
         line = f"{tail}{where}: GUEST LOST: it {outcome.lost}, {took}; console in {out}"
-        return Verdict(TIMED_OUT if late else LOST, line)
+        return Verdict(TIMED_OUT if outcome.lost == LATE else LOST, line)
     if not tests:
         return Verdict(outcome.status, f"{where}: status {outcome.status} {took}")
     counts = count(os.path.join(out, "junit.xml"))
