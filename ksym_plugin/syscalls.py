@@ -45,14 +45,21 @@ _NUMBERS: Final = {
 _COMPAT: Final = {"x86_64": "i686", "aarch64": "armv7l"}
 
 # enum bpf_cmd
+MAP_CREATE: Final = 0
+MAP_LOOKUP_ELEM: Final = 1
+MAP_UPDATE_ELEM: Final = 2
+PROG_LOAD: Final = 5
 PROG_GET_NEXT_ID: Final = 11
 PROG_GET_FD_BY_ID: Final = 13
 OBJ_GET_INFO_BY_FD: Final = 15
 BTF_GET_FD_BY_ID: Final = 19
+ENABLE_STATS: Final = 32
 
-# enum perf_type_id, enum perf_sw_ids, enum perf_event_read_format
+# enum perf_type_id, enum perf_sw_ids, enum perf_event_sample_format and _read_format
 TYPE_SOFTWARE: Final = 1
 COUNT_SW_DUMMY: Final = 9
+COUNT_SW_BPF_OUTPUT: Final = 10
+SAMPLE_RAW: Final = 1 << 10
 FORMAT_LOST: Final = 1 << 4
 
 # The bits of perf_event_attr's flag word, counted from the first declared one.
@@ -92,7 +99,7 @@ def perf_event_open(attr: bytes, pid: int, cpu: int, group: int = -1) -> int:
     return _call(1, copy.buffer_info()[0], pid, cpu, group, _FLAG_FD_CLOEXEC)
 
 
-def perf_event_attr(
+def perf_event_attr(  # noqa: PLR0913 - by name, as the fields are
     *,
     type: int,
     config: int,
@@ -102,6 +109,7 @@ def perf_event_attr(
     sample_type: int = 0,
     sample_period: int = 0,
     read_format: int = 0,
+    config1: int = 0,
 ) -> bytes:
     """A struct perf_event_attr of 112 bytes (PERF_ATTR_SIZE_VER5).
 
@@ -117,7 +125,9 @@ def perf_event_attr(
         read_format,
         flags if sys.byteorder == "little" else _reversed_bits(flags),
         wakeup_watermark,
-        *(0, 0, 0, 0, 0, 0),
+        0,
+        config1,
+        *(0, 0, 0, 0),
         clockid,
         *(0, 0, 0, 0),
     )

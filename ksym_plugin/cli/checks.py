@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _SYSCTLS: Final = "/proc/sys/net/core"
 #: How long a kernel may take; listing ten thousand programs takes a few seconds.
 _ASK_SECONDS: Final = 15.0
+#: Two sources have a program compiled first, which takes a second, or twenty if emulated.
+_COMPILE_SECONDS: Final = 90.0
+_COMPILED: Final = frozenset(("kprobe", "fentry"))
 _HANGS: Final = "bpf(2) or perf_event_open(2) does not come back"
 _HANGS_REMEDY: Final = "restart this machine: no program can mend a kernel that hangs there"
 _ADDRESSES: Final = (
@@ -62,7 +65,7 @@ def source_names() -> list[str]:
 
 def run_all(history: str | None) -> list[Check]:
     return [
-        *(_guarded(f"source {name}", partial(_source, name)) for name in names()),
+        *(_guarded(f"source {name}", partial(_source, name), _patience(name)) for name in names()),
         _guarded("bpf(2)", _programs),
         _kallsyms(),
         _clock(),
@@ -72,10 +75,16 @@ def run_all(history: str | None) -> list[Check]:
     ]
 
 
-def _guarded(name: str, question: Callable[[], tuple[bool, str, str]]) -> Check:
+def _patience(source: str) -> float:
+    return _COMPILE_SECONDS if source in _COMPILED else _ASK_SECONDS
+
+
+def _guarded(
+    name: str, question: Callable[[], tuple[bool, str, str]], seconds: float = _ASK_SECONDS
+) -> Check:
     """A check that the kernel may never answer."""
     try:
-        answer = ask(question, _ASK_SECONDS)
+        answer = ask(question, seconds)
     except TimeoutError:
         return Check(name, False, _HANGS, _HANGS_REMEDY)
     if not isinstance(answer, list):

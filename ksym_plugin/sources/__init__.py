@@ -18,6 +18,18 @@ __all__ = ["AUTO", "Attempt", "Source", "names", "open_source"]
 AUTO: Final = "auto"
 
 
+def _kprobe() -> Source:
+    from ksym_plugin.sources.kprobe import KprobeSource
+
+    return KprobeSource()
+
+
+def _fentry() -> Source:
+    from ksym_plugin.sources.fentry import FentrySource
+
+    return FentrySource()
+
+
 def _perf_event() -> Source:
     from ksym_plugin.sources.perf_event import PerfEventSource
 
@@ -32,6 +44,8 @@ def _polling() -> Source:
 
 #: Name and constructor, the best first: this is the order in which ``auto`` tries them.
 _SOURCES: Final[tuple[tuple[str, Callable[[], Source]], ...]] = (
+    ("kprobe", _kprobe),
+    ("fentry", _fentry),
     ("perf_event", _perf_event),
     ("polling", _polling),
 )

@@ -19,7 +19,7 @@ from ksym_plugin.sources import btf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Final
 
 #: struct bpf_prog_info up to and including prog_tags, all of it older than KSYMBOL.
@@ -107,9 +107,14 @@ def programs() -> Iterator[Program]:
 
 def newer_than(after: int) -> Iterator[Program]:
     """The programs with ids above ``after``: what was loaded since, until ids wrap."""
-    inquiry = _Inquiry()
     # To the end first: what loads meanwhile must not keep the walk going for ever.
-    for program_id in list(program_ids(after)):
+    yield from by_id(list(program_ids(after)))
+
+
+def by_id(program_ids: Iterable[int]) -> Iterator[Program]:
+    """Those of the programs that are still there."""
+    inquiry = _Inquiry()
+    for program_id in program_ids:
         found = inquiry.program(program_id)
         if found is not None:
             yield found

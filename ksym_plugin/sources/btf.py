@@ -1,8 +1,9 @@
-"""Function names out of a program's BTF, the kernel's type information.
+"""What is needed of BTF, the kernel's type information.
 
 The full name of a BPF function is only there and in kallsyms: bpf_prog_info cuts it
-after 15 characters and has none for subprograms. The format is that of
-Documentation/bpf/btf.rst; whatever does not follow it yields no names, never an error.
+after 15 characters and has none for subprograms. And the kernel's own BTF says how its
+structures are laid out. The format is that of Documentation/bpf/btf.rst; whatever does
+not follow it yields nothing, never an error.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _MAGIC: Final = 0xEB9F
 _HEADER: Final = struct.Struct("=HBBIIIII")
 _TYPE: Final = struct.Struct("=III")
+_MEMBER: Final = struct.Struct("=III")
+_STRUCT: Final = 4
 _FUNC: Final = 12
 #: kind: bytes after the type itself, and for each of its ``vlen`` members.
 _FIXED: Final = {1: 4, 3: 12, 14: 4, 17: 4}
@@ -26,13 +29,7 @@ _LAST_KIND: Final = 19
 
 def function_names(blob: bytes, type_ids: Collection[int]) -> dict[int, str]:
     """The names of those of ``type_ids`` that are functions, by type id."""
-    if len(blob) < _HEADER.size:
-        return {}
-    magic, _, _, header, type_off, type_len, str_off, str_len = _HEADER.unpack_from(blob)
-    if magic != _MAGIC:
-        return {}
-    types = blob[header + type_off : header + type_off + type_len]
-    strings = blob[header + str_off : header + str_off + str_len]
+    types, strings = _sections(blob)
     wanted = set(type_ids)
     names: dict[int, str] = {}
     at = 0
@@ -48,6 +45,56 @@ def function_names(blob: bytes, type_ids: Collection[int]) -> dict[int, str]:
         at += _TYPE.size + _FIXED.get(kind, 0) + _EACH.get(kind, 0) * (info & 0xFFFF)
         type_id += 1
     return names
+
+
+def member_offsets(blob: bytes, name: str) -> dict[str, int]:
+    """Where the members of a structure are, in bytes; none if it is not there.
+
+    It is searched for, and not walked to: that takes a moment for the kernel's 130,000
+    types. What is found must look like a structure in every one of its members.
+    """
+    types, strings = _sections(blob)
+    name_off = strings.find(b"\0" + name.encode() + b"\0") + 1
+    if not name_off:
+        return {}
+    wanted = struct.pack("=I", name_off)
+    at = types.find(wanted)
+    while at >= 0:
+        members = _members(types, strings, at) if at % 4 == 0 else {}
+        if members:
+            return members
+        at = types.find(wanted, at + 1)
+    return {}
+
+
+def _members(types: bytes, strings: bytes, at: int) -> dict[str, int]:
+    """The members of the structure at ``at``; none if that is no structure."""
+    if at + _TYPE.size > len(types):
+        return {}
+    _, info, size = _TYPE.unpack_from(types, at)
+    count = info & 0xFFFF
+    end = at + _TYPE.size + count * _MEMBER.size
+    if info >> 24 & 0x1F != _STRUCT or end > len(types):
+        return {}
+    found: dict[str, int] = {}
+    for name_off, _, bits in _MEMBER.iter_unpack(types[at + _TYPE.size : end]):
+        # With the kind flag, the upper byte is a bit-field's size.
+        offset = (bits & 0xFFFFFF if info >> 31 else bits) >> 3
+        if name_off >= len(strings) or offset > size:
+            return {}
+        found[_string(strings, name_off)] = offset
+    return found
+
+
+def _sections(blob: bytes) -> tuple[bytes, bytes]:
+    """Types and strings; empty if this is no BTF."""
+    if len(blob) < _HEADER.size:
+        return b"", b""
+    magic, _, _, header, type_off, type_len, str_off, str_len = _HEADER.unpack_from(blob)
+    if magic != _MAGIC:
+        return b"", b""
+    types = blob[header + type_off : header + type_off + type_len]
+    return types, blob[header + str_off : header + str_off + str_len]
 
 
 def _string(strings: bytes, at: int) -> str:

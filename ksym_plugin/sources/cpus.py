@@ -1,4 +1,4 @@
-"""Which CPUs are online."""
+"""Which CPUs there are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from typing import Final
 
 ONLINE: Final = "/sys/devices/system/cpu/online"
+POSSIBLE: Final = "/sys/devices/system/cpu/possible"
 
 
 def online_text() -> str:
@@ -18,6 +19,12 @@ def online_text() -> str:
             return file.read().strip()
     except OSError:
         return f"0-{(os.cpu_count() or 1) - 1}"
+
+
+def possible_count() -> int:
+    """How many CPUs there can be: so many values a per-CPU map has."""
+    with open(POSSIBLE, encoding="ascii") as file:
+        return parse_cpu_list(file.read().strip())[-1] + 1
 
 
 def parse_cpu_list(text: str) -> list[int]:

@@ -30,14 +30,14 @@ class Ring:
 
     __slots__ = ("_data", "_lost", "_map", "_size", "_words", "cpu", "fd", "lost_at_read")
 
-    def __init__(self, fd: int, cpu: int, lost_at_read: bool) -> None:
+    def __init__(self, fd: int, cpu: int, lost_at_read: bool, size: int | None = None) -> None:
         """Takes ``fd`` over, also when the mapping fails with OSError."""
         self.fd = fd
         self.cpu = cpu
         self.lost_at_read = lost_at_read
         self._lost = 0
         try:
-            self._map = _map(fd)
+            self._map = _map(fd, size or RING_BYTES)
         except BaseException:
             os.close(fd)
             raise
@@ -97,9 +97,9 @@ def unrolled(data: memoryview, tail: int, head: int) -> bytes:
     return bytes(data[first:]) + bytes(data[: last - size])
 
 
-def _map(fd: int) -> mmap.mmap:
+def _map(fd: int, size: int) -> mmap.mmap:
     """Map a ring, smaller where perf_event_mlock_kb does not allow the full size."""
-    size = max(RING_BYTES, mmap.PAGESIZE)
+    size = max(size, mmap.PAGESIZE)
     while True:
         try:
             return mmap.mmap(fd, mmap.PAGESIZE + size)

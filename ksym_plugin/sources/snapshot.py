@@ -49,40 +49,69 @@ class Snapshot:
         self.limit = limit
 
 
-def take() -> Snapshot:
-    """Everything there is now. SourceError if nothing can be told at all.
+class Taker:
+    """Takes snapshots, and opens only those programs that the one before did not have.
 
-    A program's ``earliest`` is when its loading began; that of an image, and of
-    everything where bpf(2) is refused, is 0. ``latest`` is the time after the walk.
+    An id is a program's for good, until 2^31 others have been loaded.
     """
-    lines = read_lines()
-    try:
-        programs = list(bpf_programs.programs())
-        hidden = any(program.hidden for program in programs)
-    except SourceError as error:
-        if not lines.bpf:
-            raise
-        return Snapshot(without_lengths(lines, time.monotonic_ns()), f"{error}; {_NO_LENGTHS}")
-    now = time.monotonic_ns()
-    if not hidden:
-        return Snapshot(merge(programs, lines, now), "")
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[Load]] = {}
+
+    def take(self, images: bool = True) -> Snapshot:
+        """Everything there is now. SourceError if nothing can be told at all.
+
+        Without ``images`` it is the programs alone, and kallsyms is not read, which takes
+        long where there are many. A program's ``earliest`` is when its loading began;
+        that of an image, and of everything where bpf(2) is refused, is 0. ``latest`` is a
+        time at which it was there.
+        """
+        lines = read_lines() if images else Lines()
+        try:
+            new = self._new_programs()
+        except SourceError as error:
+            return _fallback(lines, error)
+        if any(program.hidden for program in new):
+            hidden = SourceError(bpf_programs.HIDDEN_PROBLEM, bpf_programs.HIDDEN_REMEDY)
+            return _fallback(lines, hidden)
+        now = time.monotonic_ns()
+        names = dict(lines.bpf)
+        for program in new:
+            self._known[program.id] = program_loads(program, names, program.load_time, now)
+        loads = [load for known in self._known.values() for load in known]
+        return Snapshot(_sorted(loads, image_loads(lines, 0, now)), "")
+
+    def _new_programs(self) -> list[Program]:
+        """The programs not known yet; those that are gone are forgotten."""
+        listed = list(bpf_programs.program_ids())
+        known = self._known
+        self._known = {prog_id: known[prog_id] for prog_id in listed if prog_id in known}
+        return list(bpf_programs.by_id(id for id in listed if id not in known))
+
+
+def take() -> Snapshot:
+    """Everything there is now; see ``Taker``."""
+    return Taker().take()
+
+
+def _fallback(lines: Lines, error: SourceError) -> Snapshot:
+    """What kallsyms alone tells."""
     if not lines.bpf:
-        raise SourceError(bpf_programs.HIDDEN_PROBLEM, bpf_programs.HIDDEN_REMEDY)
-    limit = f"{bpf_programs.HIDDEN_PROBLEM}; {bpf_programs.HIDDEN_REMEDY}; {_NO_LENGTHS}"
-    return Snapshot(without_lengths(lines, now), limit)
+        raise error
+    loads = without_lengths(lines, time.monotonic_ns())
+    return Snapshot(loads, f"{error}; {_NO_LENGTHS}")
 
 
-def merge(programs: Iterable[Program], lines: Lines, now: int) -> list[Load]:
-    """Loads of all functions of ``programs`` and of the images among ``lines``."""
-    names = dict(lines.bpf)
+def _sorted(programs: Iterable[Load], images: list[Load]) -> list[Load]:
+    """All of them by start; those of programs are copies, for the caller to change."""
     by_start: dict[int, Load] = {}
-    for program in programs:
-        for load in program_loads(program, names, program.load_time, now):
-            known = by_start.get(load.symbol.start)
-            # Two at one start: the older one went away during the walk.
-            if known is None or (known.prog_id or 0) < program.id:
-                by_start[load.symbol.start] = load
-    for load in image_loads(lines, 0, now):
+    for load in programs:
+        known = by_start.get(load.symbol.start)
+        # Two at one start: the older one went away during the walk.
+        if known is None or (known.prog_id or 0) < (load.prog_id or 0):
+            copy = Load(load.symbol, load.earliest, load.latest, load.prog_id)
+            by_start[load.symbol.start] = copy
+    for load in images:
         by_start.setdefault(load.symbol.start, load)
     return [by_start[start] for start in sorted(by_start)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,10 +30,13 @@ class Ticker:
             self.close()
             raise OSError(error, os.strerror(error))
 
-    def clear(self) -> None:
-        """Make ``fd`` unreadable until the next tick."""
-        with suppress(BlockingIOError):
+    def clear(self) -> bool:
+        """Make ``fd`` unreadable until the next tick; whether there was one."""
+        try:
             os.read(self.fd, 8)
+        except BlockingIOError:
+            return False
+        return True
 
     def close(self) -> None:
         """Idempotent."""

@@ -80,6 +80,7 @@ def test_wheel_holds_the_package_and_what_perf_runs(wheel: Path) -> None:
         names = set(archive.namelist())
     assert package_files() <= names
     assert {f"ksym_plugin/_contrib/{name}" for name in BESIDE} <= names
+    assert [name for name in names if "_bpf/" in name] == ["ksym_plugin/_bpf/ksym_events.c"]
 
 
 def test_wheel_holds_nothing_else(wheel: Path) -> None:
@@ -101,6 +102,12 @@ def test_installed_files_are_the_checkout_s(python: str) -> None:
         with open(installed, "rb") as one, open(original, "rb") as other:
             assert one.read() == other.read()
         assert os.access(installed, os.X_OK) == os.access(original, os.X_OK)
+
+
+def test_the_probe_s_source_is_found_when_installed(python: str) -> None:
+    found = "from ksym_plugin.sources.bcc_program import source_text; print(len(source_text()))"
+    length = int(run(python, "-c", found))
+    assert length == os.path.getsize(os.path.join(REPO, "bpf", "ksym_events.c"))
 
 
 def test_the_command_is_installed(python: str) -> None:

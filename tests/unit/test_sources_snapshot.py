@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,6 +39,16 @@ def no_names_from_bpf(monkeypatch):
     monkeypatch.setattr(bpf_programs, "function_names", lambda prog_id: [])
 
 
+def taken(monkeypatch, programs, lines):
+    """The loads of a snapshot that ended at 900."""
+    held = {program.id: program for program in programs}
+    monkeypatch.setattr(bpf_programs, "program_ids", lambda: iter(held))
+    monkeypatch.setattr(bpf_programs, "by_id", lambda ids: [held[prog_id] for prog_id in ids])
+    monkeypatch.setattr(snapshot, "read_lines", lambda: lines)
+    monkeypatch.setattr(snapshot, "time", SimpleNamespace(monotonic_ns=lambda: 900))
+    return snapshot.take().loads
+
+
 def test_lines_are_found_in_the_tail_and_sorted():
     lines = parse_lines(KALLSYMS)
     assert lines.bpf == [
@@ -60,9 +71,9 @@ def test_hidden_or_broken_lines_are_none(text):
     assert (lines.bpf, lines.ool) == ([], [])
 
 
-def test_names_come_from_kallsyms_and_lengths_from_bpf():
+def test_names_come_from_kallsyms_and_lengths_from_bpf(monkeypatch):
     program = made(7, "a_rather_long_f", [(S, 60), (S + 0x100, 40)], [TAG, SUBTAG])
-    loads = snapshot.merge([program], parse_lines(KALLSYMS), 900)
+    loads = taken(monkeypatch, [program], parse_lines(KALLSYMS))
     assert [
         (load.symbol.start, load.symbol.end, load.symbol.name, load.prog_id, load.open_ended)
         for load in loads
@@ -76,23 +87,24 @@ def test_names_come_from_kallsyms_and_lengths_from_bpf():
     assert next(load for load in loads if load.symbol.kind == BPF_TRAMPOLINE).earliest == 0
 
 
-def test_a_line_about_what_was_there_before_names_nothing():
+def test_a_line_about_what_was_there_before_names_nothing(monkeypatch):
     program = made(8, "other", [(S, 60)], [SUBTAG])
-    loads = snapshot.merge([program], parse_lines(KALLSYMS), 900)
+    loads = taken(monkeypatch, [program], parse_lines(KALLSYMS))
     assert next(load for load in loads if load.prog_id).symbol.name == f"bpf_prog_{SUBTAG}_other"
 
 
-def test_two_programs_at_one_start_leave_the_younger():
+def test_two_programs_at_one_start_leave_the_younger(monkeypatch):
     old = made(7, "a_rather_long_f", [(S, 60)], [TAG])
     new = made(8, "a_rather_long_f", [(S, 90)], [TAG])
     for order in ([old, new], [new, old]):
-        (load,) = [one for one in snapshot.merge(order, parse_lines(KALLSYMS), 900) if one.prog_id]
+        loads = taken(monkeypatch, order, parse_lines(KALLSYMS))
+        (load,) = [one for one in loads if one.prog_id]
         assert (load.prog_id, load.symbol.end) == (8, S + 90)
 
 
-def test_a_subprogram_nobody_can_name_says_so():
+def test_a_subprogram_nobody_can_name_says_so(monkeypatch):
     program = made(7, "main", [(S, 60), (S + 64, 40)], [TAG, SUBTAG])
-    names = [load.symbol.name for load in snapshot.merge([program], Lines(), 900)]
+    names = [load.symbol.name for load in taken(monkeypatch, [program], Lines())]
     assert names == [f"bpf_prog_{TAG}_main", UNNAMED_BPF]
 
 
@@ -100,24 +112,23 @@ def test_without_bpf_each_symbol_reaches_to_the_next_or_a_page(monkeypatch):
     def refuse():
         raise SourceError("refused", "be root")
 
-    monkeypatch.setattr(bpf_programs, "programs", refuse)
+    monkeypatch.setattr(bpf_programs, "program_ids", refuse)
     monkeypatch.setattr(snapshot, "read_lines", lambda: parse_lines(KALLSYMS))
-    taken = snapshot.take()
-    ends = {load.symbol.start: load.symbol.end for load in taken.loads}
+    snap = snapshot.take()
+    ends = {load.symbol.start: load.symbol.end for load in snap.loads}
     assert ends[S] == S + 0x100
     assert ends[S + 0x400] == S + 0x1400
-    assert all(load.open_ended for load in taken.loads)
-    assert "refused" in taken.limit and "lengths" in taken.limit
+    assert all(load.open_ended for load in snap.loads)
+    assert "refused" in snap.limit and "lengths" in snap.limit
     monkeypatch.setattr(snapshot, "read_lines", lambda: Lines())
     with pytest.raises(SourceError, match="be root"):
         snapshot.take()
 
 
 def test_hidden_addresses_have_a_sentence_of_their_own(monkeypatch):
-    monkeypatch.setattr(bpf_programs, "programs", lambda: [made(7, "x", [], [TAG], True)])
-    monkeypatch.setattr(snapshot, "read_lines", lambda: Lines())
+    hidden = made(7, "x", [], [TAG], True)
     with pytest.raises(SourceError) as caught:
-        snapshot.take()
+        taken(monkeypatch, [hidden], Lines())
     assert "kptr_restrict" in caught.value.remedy and "CAP_SYSLOG" in caught.value.remedy
 
 
@@ -154,7 +165,8 @@ class Kernel:
         self.lines = Lines()
         monkeypatch.setattr(bpf_programs, "program_ids", self.ids)
         monkeypatch.setattr(bpf_programs, "newer_than", self.newer_than)
-        monkeypatch.setattr(bpf_programs, "programs", lambda: self.newer_than(0))
+        monkeypatch.setattr(bpf_programs, "by_id", self.by_id)
+        self.opened = []
         monkeypatch.setattr(snapshot, "read_lines", lambda: self.lines)
         monkeypatch.setattr(polling, "read_lines", lambda: self.lines)
         monkeypatch.setattr(polling, "_SECOND", 0)
@@ -167,7 +179,52 @@ class Kernel:
         return iter(sorted(key for key in self.programs if key > after))
 
     def newer_than(self, after):
-        return iter([self.programs[key] for key in self.ids(after)])
+        return self.by_id(self.ids(after))
+
+    def by_id(self, ids):
+        ids = list(ids)
+        self.opened += ids
+        return iter([self.programs[key] for key in ids if key in self.programs])
+
+
+def test_a_second_snapshot_opens_only_what_is_new(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    taker = snapshot.Taker()
+    kernel.load(5, S)
+    kernel.load(6, S + 64)
+    first = taker.take().loads
+    assert kernel.opened == [5, 6]
+    del kernel.programs[5]
+    kernel.load(9, S + 128)
+    second = taker.take().loads
+    assert kernel.opened == [5, 6, 9]
+    assert [(load.prog_id, load.symbol.start) for load in second] == [(6, S + 64), (9, S + 128)]
+    # It was there when it was opened, and that is the better time.
+    assert [load.latest for load in second if load.prog_id == 6] == [first[1].latest]
+
+
+def test_what_is_done_to_a_snapshot_does_not_reach_the_next(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    taker = snapshot.Taker()
+    kernel.load(5, S)
+    (load,) = taker.take().loads
+    load.earliest, load.prog_id = 600, None
+    (again,) = taker.take().loads
+    assert (again.earliest, again.prog_id) == (500, 5)
+
+
+def test_without_images_kallsyms_is_not_read(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    kernel.load(5, S)
+
+    def never():
+        raise AssertionError("kallsyms was read")
+
+    monkeypatch.setattr(snapshot, "read_lines", never)
+    (load,) = snapshot.Taker().take(images=False).loads
+    # As far as bpf(2) has it: the long name is in the program's BTF, if it has one.
+    assert load.symbol.name == f"bpf_prog_{TAG}_p5"
+    assert load.symbol.end == S + 64
 
 
 def brief(changes):

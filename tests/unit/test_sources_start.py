@@ -9,7 +9,15 @@ import pytest
 
 from ksym_plugin import sources, syscalls
 from ksym_plugin.errors import SourceError
-from ksym_plugin.sources import bpf_programs, cpus, perf_event, perf_ring, snapshot
+from ksym_plugin.sources import (
+    bpf_programs,
+    cpus,
+    fentry,
+    kprobe,
+    perf_event,
+    perf_ring,
+    snapshot,
+)
 from ksym_plugin.sources.perf_event import PerfEventSource
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux's /proc")
@@ -198,11 +206,13 @@ def refuse_bpf(command, attr):
 def test_auto_goes_on_to_the_next_and_keeps_the_reason(monkeypatch, four_cpus):
     monkeypatch.setattr(syscalls, "perf_event_open", lambda *a: fail(errno.EACCES))
     monkeypatch.setattr(syscalls, "bpf", lambda command, attr: fail(errno.ENOENT))
+    monkeypatch.setattr(kprobe, "PMU", "/nowhere")
+    monkeypatch.setattr(fentry, "KERNEL_BTF", "/nowhere")
     source, attempts = sources.open_source()
     assert source.name == "polling"
     assert (source.fileno(), source.interval) == (-1, 0.1)
-    assert [attempt.name for attempt in attempts] == ["perf_event"]
-    assert "perf_event_paranoid" in attempts[0].remedy
+    assert [attempt.name for attempt in attempts] == ["kprobe", "fentry", "perf_event"]
+    assert "perf_event_paranoid" in attempts[-1].remedy
     source.close()
 
 

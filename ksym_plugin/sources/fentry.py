@@ -1,0 +1,66 @@
+"""The fentry source: BPF trampolines on the functions through which all BPF symbols go."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from array import array
+
+from ksym_plugin import syscalls
+from ksym_plugin.errors import SourceError
+from ksym_plugin.sources import privileges
+from ksym_plugin.sources.ksym_source import KsymSource
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+    from typing import Final
+
+KERNEL_BTF: Final = "/sys/kernel/btf/vmlinux"
+_PROGRAMS: Final = ("kfunc__bpf_ksym_add", "kfunc__bpf_ksym_del")
+_TRACING: Final = 26
+_TRACE_FENTRY: Final = 24
+#: r0 = 0; exit
+_CODE: Final = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
+_ATTR_SIZE: Final = 128
+
+
+class FentrySource(KsymSource):
+    """See ``KsymSource``. It needs BPF trampolines, BTF, bcc and the kernel's headers."""
+
+    name = "fentry"
+    flags = ("-DKSYM_FENTRY",)
+
+    def _check(self, stack: ExitStack) -> None:
+        if not os.path.exists(KERNEL_BTF):
+            raise SourceError(
+                f"this kernel has no BTF ({KERNEL_BTF})",
+                "use a kernel with CONFIG_DEBUG_INFO_BTF, and mount /sys",
+            )
+        privileges.require_probes()
+        if _is_refused():
+            raise SourceError(
+                "this kernel does not let BPF programs trace its functions",
+                "use a kernel with CONFIG_FUNCTION_TRACER and without restrictions on BPF",
+            )
+
+    def _load(self) -> tuple[int, int]:
+        # bcc has loaded and attached them for their names.
+        add, delete = (self._program.attached(name) for name in _PROGRAMS)
+        return add, delete
+
+
+def _is_refused() -> bool:
+    """Whether such programs are refused as such; tried with one that is attached to nothing."""
+    code, license_ = array("B", _CODE), array("B", b"GPL\0")
+    attr = array("B", bytes(_ATTR_SIZE))
+    pointers = code.buffer_info()[0], license_.buffer_info()[0]
+    struct.pack_into("=IIQQ", attr, 0, _TRACING, 2, *pointers)
+    struct.pack_into("=I", attr, 68, _TRACE_FENTRY)
+    try:
+        fd = syscalls.bpf(syscalls.PROG_LOAD, attr)
+    except OSError as error:
+        return error.errno in (errno.EPERM, errno.EACCES)
+    os.close(fd)
+    return False

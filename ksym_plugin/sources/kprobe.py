@@ -1,0 +1,105 @@
+"""The kprobe source: kprobes on the functions through which all BPF symbols go.
+
+They are perf events of the kernel's kprobe PMU, and so they go with the process, however
+it ends. bcc would fall back to entries in tracefs, which stay behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from array import array
+
+from ksym_plugin import syscalls
+from ksym_plugin.errors import SourceError
+from ksym_plugin.sources import privileges
+from ksym_plugin.sources.cpus import online_text, parse_cpu_list
+from ksym_plugin.sources.ksym_source import KsymSource
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+    from typing import Final
+
+PMU: Final = "/sys/bus/event_source/devices/kprobe/type"
+_FUNCTIONS: Final = ("bpf_ksym_add", "bpf_ksym_del")
+_PROGRAMS: Final = ("ksym_add", "ksym_del")
+#: PERF_EVENT_IOC_SET_BPF, which is _IOW('$', 8, __u32), and PERF_EVENT_IOC_ENABLE.
+_SET_BPF: Final = 0x40042408
+_ENABLE: Final = 0x2400
+_POWERPC: Final = {_SET_BPF: 0x80042408, _ENABLE: 0x20002400}
+
+
+class KprobeSource(KsymSource):
+    """See ``KsymSource``. It needs CONFIG_KPROBE_EVENTS, bcc and the kernel's headers."""
+
+    name = "kprobe"
+
+    def _check(self, stack: ExitStack) -> None:
+        try:
+            with open(PMU, encoding="ascii") as file:
+                pmu = int(file.read())
+        except OSError as error:
+            raise SourceError(
+                "this kernel has no kprobes that perf_event_open(2) could make",
+                "use a kernel with CONFIG_KPROBE_EVENTS, and mount /sys",
+            ) from error
+        privileges.require_probes()
+        self._events: list[int] = []
+        stack.callback(self._detach)
+        cpu = parse_cpu_list(online_text())[0]
+        for function in _FUNCTIONS:
+            # One CPU's event makes the program run on all of them.
+            self._events.append(_open(pmu, function, cpu))
+
+    def _load(self) -> tuple[int, int]:
+        add, delete = (self._program.kprobe(name) for name in _PROGRAMS)
+        return add, delete
+
+    def _attach(self) -> None:
+        try:
+            for event, program in zip(self._events, self._fds):
+                _ioctl(event, _SET_BPF, program)
+                _ioctl(event, _ENABLE, 0)
+        except OSError as error:
+            raise SourceError(f"the kprobes take no program ({error.strerror})") from error
+
+    def _detach(self) -> None:
+        while self._events:
+            os.close(self._events.pop())
+
+
+def _open(pmu: int, function: str, cpu: int) -> int:
+    name = array("B", function.encode() + b"\0")
+    attr = syscalls.perf_event_attr(
+        type=pmu,
+        config=0,
+        flags=syscalls.DISABLED,
+        sample_period=1,
+        config1=name.buffer_info()[0],
+    )
+    try:
+        return syscalls.perf_event_open(attr, -1, cpu)
+    except OSError as error:
+        raise _refusal(error, function) from error
+
+
+def _ioctl(event: int, request: int, argument: int) -> None:
+    if os.uname().machine.startswith("ppc"):
+        request = _POWERPC[request]
+    fcntl.ioctl(event, request, argument)
+
+
+def _refusal(error: OSError, function: str) -> SourceError:
+    if error.errno == errno.ENOENT:
+        return SourceError(f"this kernel has no {function}", "use Linux 5.7 or later")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return SourceError(
+            "the kernel does not let this user make kprobes",
+            "run as root or with CAP_BPF and CAP_PERFMON, and without kernel lockdown",
+        )
+    reason = os.strerror(error.errno or 0)
+    return SourceError(
+        f"{function} takes no kprobe ({reason})", "see /sys/kernel/debug/kprobes/blacklist"
+    )

@@ -1,0 +1,183 @@
+"""The two ways in which records come out of the kernel: one ring, or perf's buffers.
+
+Both are read here, and not through bcc's callbacks: an exception in a ctypes callback is
+lost, and a call for each record costs more than all the rest.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from array import array
+
+from ksym_plugin import syscalls
+from ksym_plugin.sources import bpf_maps
+from ksym_plugin.sources.cpus import online_text, parse_cpu_list
+from ksym_plugin.sources.perf_ring import Ring
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final, Union
+
+    Rings = Union["BpfRing", "PerfBuffers"]
+
+#: A record's header in the ring (struct bpf_ringbuf_hdr): its length with two flags,
+#: then a page offset of no use here.
+_BUSY: Final = 1 << 31
+_DISCARDED: Final = 1 << 30
+_HEADER: Final = 8
+
+_RECORD_SAMPLE: Final = 9
+#: struct perf_event_header, then the size of the raw data.
+_SAMPLE: Final = struct.Struct("=IHHI")
+
+
+#: The least that a CPU's perf buffer has, however many CPUs share the memory.
+_LEAST: Final = 32 * 1024
+
+
+def open_rings(map_fd: int, is_ring: bool, size: int) -> Rings:
+    """The rings behind the map ``events``, of ``size`` bytes in all, a power of two."""
+    if is_ring:
+        return BpfRing(map_fd, size)
+    share = size // len(parse_cpu_list(online_text()))
+    return PerfBuffers(map_fd, max(_LEAST, 1 << (share.bit_length() - 1)))
+
+
+class BpfRing:
+    """A BPF_MAP_TYPE_RINGBUF, mapped; the map's descriptor stays the caller's.
+
+    ``size`` is that of the data in bytes. OSError if it cannot be mapped.
+    """
+
+    def __init__(self, map_fd: int, size: int) -> None:
+        self.fds = [map_fd]
+        self.size = size
+        self._consumer = mmap.mmap(map_fd, mmap.PAGESIZE)
+        try:
+            # The data is mapped twice in a row, so that no record is ever cut.
+            self._producer = mmap.mmap(
+                map_fd, mmap.PAGESIZE + 2 * size, prot=mmap.PROT_READ, offset=mmap.PAGESIZE
+            )
+        except BaseException:
+            self._consumer.close()
+            raise
+        self._tail = memoryview(self._consumer).cast("L")
+        self._head = memoryview(self._producer)[: mmap.PAGESIZE].cast("L")
+        self._data = memoryview(self._producer)[mmap.PAGESIZE :]
+
+    def take(self) -> list[bytes]:
+        """The records there are now; the kernel gets their room back."""
+        tail, head = self._tail[0], self._head[0]
+        # A read barrier between the head and what it says is there, for machines with
+        # weak ordering: the vDSO has one.
+        time.monotonic_ns()
+        records: list[bytes] = []
+        while tail < head:
+            at = tail % self.size
+            (header,) = struct.unpack_from("=I", self._data, at)
+            if header & _BUSY:
+                # Not yet written to its end on some other CPU; the rest is behind it.
+                break
+            length = header & ~_DISCARDED
+            at += _HEADER
+            if not header & _DISCARDED:
+                records.append(bytes(self._data[at : at + length]))
+            tail += (_HEADER + length + 7) & ~7
+        self._tail[0] = tail
+        return records
+
+    def follow_cpus(self) -> list[int]:
+        """No new descriptors: all CPUs write to the one ring."""
+        return []
+
+    def close(self) -> None:
+        """Idempotent."""
+        for view in (self._tail, self._head, self._data):
+            view.release()
+        self._consumer.close()
+        self._producer.close()
+
+
+class PerfBuffers:
+    """A perf event with a ring on each CPU, in a BPF_MAP_TYPE_PERF_EVENT_ARRAY.
+
+    ``size`` is that of each ring in bytes. OSError if one cannot be opened.
+    """
+
+    def __init__(self, map_fd: int, size: int) -> None:
+        self.size = size
+        self._map_fd = map_fd
+        self._rings: dict[int, Ring] = {}
+        self._online = ""
+        #: Records of CPUs that are gone.
+        self._left: list[bytes] = []
+        try:
+            self.follow_cpus()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def fds(self) -> list[int]:
+        return [ring.fd for ring in self._rings.values()]
+
+    def take(self) -> list[bytes]:
+        """The records there are now; those of one CPU in their order."""
+        rings = list(self._rings.values())
+        heads = [ring.head() for ring in rings]
+        time.monotonic_ns()
+        records, self._left = self._left, []
+        for ring, head in zip(rings, heads):
+            if ring.waiting(head):
+                records += _samples(ring.take(head)[0])
+        return records
+
+    def follow_cpus(self) -> list[int]:
+        """Open rings on CPUs that came, close those of CPUs that went; the new descriptors."""
+        text = online_text()
+        if text == self._online:
+            return []
+        online = parse_cpu_list(text)
+        self._left = self.take()
+        for cpu in set(self._rings).difference(online):
+            self._rings.pop(cpu).close()
+        opened = [self._open(cpu) for cpu in online if cpu not in self._rings]
+        self._online = text
+        return opened
+
+    def close(self) -> None:
+        """Idempotent."""
+        for ring in self._rings.values():
+            ring.close()
+        self._rings.clear()
+
+    def _open(self, cpu: int) -> int:
+        attr = syscalls.perf_event_attr(
+            type=syscalls.TYPE_SOFTWARE,
+            config=syscalls.COUNT_SW_BPF_OUTPUT,
+            flags=syscalls.WATERMARK,
+            wakeup_watermark=1,
+            sample_type=syscalls.SAMPLE_RAW,
+            sample_period=1,
+        )
+        ring = Ring(syscalls.perf_event_open(attr, -1, cpu), cpu, False, self.size)
+        self._rings[cpu] = ring
+        bpf_maps.update(self._map_fd, cpu, array("I", (ring.fd,)))
+        return ring.fd
+
+
+def _samples(data: bytes) -> list[bytes]:
+    """The raw data of the samples among perf's records; what else there is, is skipped."""
+    found: list[bytes] = []
+    at = 0
+    while at + _SAMPLE.size <= len(data):
+        kind, _, size, length = _SAMPLE.unpack_from(data, at)
+        if size < _SAMPLE.size:
+            break
+        if kind == _RECORD_SAMPLE:
+            first = at + _SAMPLE.size
+            found.append(data[first : min(first + length, at + size)])
+        at += size
+    return found

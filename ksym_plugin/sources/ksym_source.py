@@ -1,0 +1,207 @@
+"""What the kprobe and the fentry source share: one probe in BPF, and what it tells."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import time
+from contextlib import ExitStack
+
+from ksym_plugin.errors import SourceError
+from ksym_plugin.sources import bpf_maps, prog_info, self_test
+from ksym_plugin.sources.bcc_program import BccProgram
+from ksym_plugin.sources.cpus import possible_count
+from ksym_plugin.sources.ksym_changes import Changes
+from ksym_plugin.sources.ksym_records import ADD, DEL, Record, counts_buffer, parse_counts
+from ksym_plugin.sources.ksym_rings import open_rings
+from ksym_plugin.sources.ksym_streams import Streams, merged
+from ksym_plugin.sources.snapshot import Taker
+from ksym_plugin.sources.source import Source
+from ksym_plugin.sources.ticker import Ticker
+from ksym_plugin.symbols import OOL, Loss
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+    from ksym_plugin.sources.ksym_records import Counts
+    from ksym_plugin.sources.source import Change
+    from ksym_plugin.symbols import Load
+
+#: A record takes some 110 bytes: room for 10,000 loads and their unloads, nearly twice,
+#: while nobody reads. It is kernel memory, held as long as the source.
+RING_BYTES: Final = 4 << 20
+#: How long a loss after which nothing comes goes unnoticed.
+TICK: Final = 1.0
+_MISSED_CAUSE: Final = "the probe was busy"
+
+
+class KsymSource(Source):
+    """Changes from a probe on bpf_ksym_add() and bpf_ksym_del().
+
+    Times are exact: the probe's own stamps, in front of the change. A program's ends are
+    the kernel's, and so are those of images where it knows them itself. ``read`` returns
+    changes by time; one that another CPU is just telling may come with the next read.
+    SourceError if it cannot start, with nothing left behind.
+    """
+
+    #: What the C source is compiled with.
+    flags: tuple[str, ...] = ()
+
+    def __init__(self, ring_bytes: int = RING_BYTES, ring: bool | None = None) -> None:
+        """``ring`` False is for perf buffers where there is a choice."""
+        super().__init__()
+        self._taker = Taker()
+        self._images_unsure = True
+        self._lost_images = self._missed = 0
+        self._records = self._lost = 0
+        self._seen: list[Record] = []
+        self._stack = ExitStack()
+        with ExitStack() as stack:
+            self._check(stack)
+            use_ring = bpf_maps.has_ring() if ring is None else ring
+            # A power of two, as the kernel wants it.
+            pages = 1 << (max(1, ring_bytes // mmap.PAGESIZE) - 1).bit_length()
+            flags = [f"-DKSYM_RING_PAGES={pages}"] if use_ring else []
+            self._program = BccProgram([*self.flags, *flags])
+            stack.callback(self._program.close)
+            self._open(stack, use_ring, pages * mmap.PAGESIZE)
+            stack.callback(self._detach)
+            self._attach()
+            self._begin()
+            self._stack = stack.pop_all()
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def snapshot(self) -> list[Load]:
+        """See ``Source``. Without out-of-line code: the probe would not tell of its end."""
+        images, self._images_unsure = self._images_unsure, True
+        taken = self._taker.take(images)
+        self._images_unsure = False
+        self.notes = [taken.limit] if taken.limit else []
+        return [load for load in taken.loads if load.symbol.kind != OOL]
+
+    def read(self) -> list[Change]:
+        ticked = self._ticker.clear()
+        if ticked:
+            self._poll(self._rings.follow_cpus())
+        records, losses = self._take()
+        if ticked or losses:
+            losses += self._compare()
+        if losses:
+            self._changes.forget()
+        self._lost += sum(loss.count or 0 for loss in losses)
+        seen, self._seen = self._seen, []
+        return [*merged(losses), *self._changes.of(seen + records)]
+
+    def measure(self) -> None:
+        """Have the kernel measure what the probe costs, while the source is open."""
+        try:
+            self._stack.callback(os.close, prog_info.measure())
+        except OSError as error:
+            raise SourceError(
+                f"the cost of the probe cannot be measured ({error.strerror})",
+                "run as root, on Linux 5.8 or later",
+            ) from error
+
+    def stats(self) -> dict[str, int]:
+        """What has come, what was lost, and what the probe has cost.
+
+        ``*_ns`` and ``*_runs`` count from ``measure`` on; they are 0 without it.
+        """
+        add, delete = (prog_info.read(fd) for fd in self._fds)
+        return {
+            "records": self._records,
+            "lost": self._lost,
+            "ring_bytes": self._rings.size,
+            "add_runs": add.runs,
+            "add_ns": add.run_ns,
+            "del_runs": delete.runs,
+            "del_ns": delete.run_ns,
+        }
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _check(self, stack: ExitStack) -> None:
+        """SourceError where this cannot work; before anything that takes long."""
+        raise NotImplementedError
+
+    def _load(self) -> tuple[int, int]:
+        """The descriptors of the two programs."""
+        raise NotImplementedError
+
+    def _attach(self) -> None:
+        """Have the kernel run the programs."""
+
+    def _detach(self) -> None:
+        """What ``_attach`` did, undone, before the rings are closed."""
+
+    def _open(self, stack: ExitStack, use_ring: bool, size: int) -> None:
+        """Load the programs, open the rings and what there is to wait for."""
+        self._fds = self._load()
+        self._streams_fd = self._program.map_fd("streams")
+        self._buffer = counts_buffer(possible_count())
+        try:
+            self._rings = open_rings(self._program.map_fd("events"), use_ring, size)
+            stack.callback(self._rings.close)
+            self._ticker = Ticker(TICK)
+            stack.callback(self._ticker.close)
+            self._epoll = select.epoll()
+            stack.callback(self._epoll.close)
+            self._poll([self._ticker.fd, *self._rings.fds])
+        except OSError as error:
+            raise SourceError(f"the probe's ring cannot be opened ({error.strerror})") from error
+
+    def _begin(self) -> None:
+        """From here on nothing may be missed; what came before may be."""
+        at = time.monotonic_ns()
+        self._checked = at
+        self._streams = Streams([self._counts(kind) for kind in (ADD, DEL)], at)
+        self._missed = self._misses()
+        exact = self_test.run(self._look)
+        self._changes = Changes(exact)
+
+    def _poll(self, fds: list[int]) -> None:
+        for fd in fds:
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def _look(self) -> list[Record]:
+        """The records there are; the next read has them, too."""
+        records, _ = self._take()
+        self._seen += records
+        return records
+
+    def _take(self) -> tuple[list[Record], list[Loss]]:
+        """The records there are, and the losses their numbers show."""
+        records = [Record(data) for data in self._rings.take()]
+        self._records += len(records)
+        noted = [self._streams.note(record) for record in records]
+        return records, [loss for loss in noted if loss is not None]
+
+    def _compare(self) -> list[Loss]:
+        """What the probe has counted, against what has come."""
+        losses: list[Loss] = []
+        lost_images = 0
+        for kind in (ADD, DEL):
+            before = time.monotonic_ns()
+            counts = self._counts(kind)
+            losses += self._streams.compare(kind, counts, before, time.monotonic_ns())
+            lost_images += sum(each.lost_images for each in counts)
+        missed, now = self._misses(), time.monotonic_ns()
+        if missed > self._missed:
+            losses.append(Loss(self._checked, now, _MISSED_CAUSE, missed - self._missed))
+        if lost_images > self._lost_images or missed > self._missed:
+            self._images_unsure = True
+        self._lost_images, self._missed, self._checked = lost_images, missed, now
+        return losses
+
+    def _counts(self, kind: int) -> list[Counts]:
+        bpf_maps.lookup(self._streams_fd, kind, self._buffer)
+        return parse_counts(self._buffer)
+
+    def _misses(self) -> int:
+        """How often the kernel did not run the programs, because they were running."""
+        return sum(prog_info.read(fd).misses for fd in self._fds)
