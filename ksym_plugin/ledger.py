@@ -9,11 +9,9 @@ not depend on the order of arrival.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 from ksym_plugin.places import Places
 from ksym_plugin.symbols import UNNAMED_BPF, Lifetime, Load, Symbol, Unload
-from ksym_plugin.tracks import Track
+from ksym_plugin.tracks import index_of, loaded_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ class Ledger:
         if symbol.end <= start:
             return None
         place = self.places.starts.get(start)
-        if place is None or _clearly_later(load, place.lifetimes[-1]):
+        if place is None or _clearly_later(load, place[-1]):
             lifetime = Lifetime(load)
             self.places.insert(lifetime)
             self.count += 1
@@ -68,7 +66,7 @@ class Ledger:
         start = lifetime.symbol.start
         self.places.insert(lifetime)
         self.count += 1
-        if lifetime.unloaded_latest is None and self.places.starts[start].lifetimes[-1] is lifetime:
+        if lifetime.unloaded_latest is None and self.places.starts[start][-1] is lifetime:
             self.live[start] = lifetime
 
     def unload(self, unload: Unload) -> Lifetime | None:
@@ -94,25 +92,24 @@ class Ledger:
             self._disturb(self.unload(displaced))
         return lifetime
 
-    def _match(self, place: Track, unload: Unload) -> Lifetime | None:
+    def _match(self, place: list[Lifetime], unload: Unload) -> Lifetime | None:
         """Whose unload this is: that of the last symbol surely loaded before it.
 
         Where windows overlap, and of two symbols that followed each other at one start
         either might be meant, the unload is the first one's.
         """
-        lifetimes = place.lifetimes
-        last = lifetimes[-1]
+        last = place[-1]
         if (
             last.unloaded_latest is None
             and last.loaded_latest <= unload.earliest
             and _agree(last, unload)
         ):
             return last
-        at = bisect_right(place.times, unload.earliest)
-        before = lifetimes[at - 1] if at else None
+        at = loaded_by(place, unload.earliest)
+        before = place[at - 1] if at else None
         if before is not None and before.unloaded_latest is None and _agree(before, unload):
             return before
-        for lifetime in lifetimes[at:]:
+        for lifetime in place[at:]:
             if lifetime.loaded_earliest > unload.latest:
                 break
             if _agree(lifetime, unload) and (
@@ -127,10 +124,7 @@ class Ledger:
 
     def _same_load(self, load: Load) -> Lifetime | None:
         """The lifetime that an earlier report of this very load began."""
-        track = self.places.starts.get(load.symbol.start)
-        if track is None:
-            return None
-        for lifetime in reversed(track.lifetimes):
+        for lifetime in reversed(self.places.starts.get(load.symbol.start, ())):
             if _is_same_load(lifetime, load):
                 return lifetime
             if lifetime.loaded_latest < load.earliest:
@@ -155,9 +149,10 @@ class Ledger:
     def _pair_anew(self, lifetime: Lifetime) -> None:
         """Give a lifetime what unloads arrived before it or went to the one before it."""
         start = lifetime.symbol.start
-        track = self.places.starts[start]
+        place = self.places.starts[start]
         waiting = self._orphans.pop(start, [])
-        earlier = track.before(lifetime)
+        at = index_of(place, lifetime)
+        earlier = place[at - 1] if at else None
         taken = earlier.unload if earlier is not None else None
         if earlier is not None and taken is not None and taken.latest >= lifetime.loaded_earliest:
             earlier.unloaded_earliest = earlier.unloaded_latest = earlier.unload = None
@@ -183,7 +178,7 @@ class Ledger:
             self._note_live(lifetime.symbol.start)
 
     def _note_live(self, start: int) -> None:
-        last = self.places.starts[start].lifetimes[-1]
+        last = self.places.starts[start][-1]
         if last.unloaded_latest is None:
             self.live[start] = last
         else:

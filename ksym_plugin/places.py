@@ -1,27 +1,25 @@
 """Where lifetimes lie: the address index under the timeline.
 
-Addresses are cut into cells of 64 bytes, the kernel's own grain for BPF text
-(BPF_PROG_CHUNK_SIZE in kernel/bpf/core.c), and cells are grouped into blocks of 256.
-A cell knows the *places* in it, each an address at which symbols start, and what runs
-*through* it: what started in an earlier cell of its block, and what started in an
-earlier block. All are tracks: lifetimes in the order they were loaded.
+It is an interval tree without its pointers. Between a symbol's start and its end lies
+one address with more trailing zero bits than any other, its *joint*. All symbols with
+the same joint share the byte before it, so none of them was there together with another
+and they make one track: whatever the track's length, one binary search finds the one
+that can have been there at a time. A symbol is entered once, whatever its size.
 
-That suffices to find who sat at an address by one binary search a track, whatever the
-track's length. Symbols in one track share a byte (their start, or the first byte of a
-cell or block), so each of them took the place of the one before: of those loaded by a
-given time only the last can still be there, and none behind it need be looked at.
+An address can be covered from joints at different levels, some ten for symbols of up to
+64 KB. Addresses are cut into cells of 64 bytes, the kernel's own grain for BPF text
+(BPF_PROG_CHUNK_SIZE in kernel/bpf/core.c), and each cell lists the tracks that reach it:
+two or three as a rule.
 
-The kernel places a program at random within its first chunk, so a cell that is used
-again and again comes to have many places. Such a *crowded* cell also keeps the order of
-all that start there and run on: they share its last byte, so few places matter at once.
-
-A symbol whose end is only an upper bound is indexed at its start alone, and by page
-for the question which of them might reach an address.
+A symbol whose end is only an upper bound is indexed by its start alone, and by page for
+the question which of them might reach an address.
 """
 
 from __future__ import annotations
 
-from ksym_plugin.tracks import Crowd, Track
+from bisect import bisect_left, bisect_right, insort
+
+from ksym_plugin.tracks import Track, index_of, position
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,168 +30,103 @@ if TYPE_CHECKING:
 
 CELL_SHIFT: Final = 6
 PAGE_SHIFT: Final = 12
-_BLOCK_SHIFT: Final = 2
-_BLOCK_CELLS: Final = 1 << _BLOCK_SHIFT
-#: A cell with more tracks than this is crowded.
-_CROWD: Final = 5
+_PAGE_CELLS: Final = 1 << (PAGE_SHIFT - CELL_SHIFT)
 
 
 class Places:
-    """All tracks, by start and by cell, and the open-ended ones by page."""
+    """All lifetimes by start, by joint and by cell; the open-ended ones by page."""
 
-    __slots__ = ("_blocks", "_spans", "_through", "cells", "crowds", "open_pages", "starts")
+    __slots__ = ("_joints", "_starts_in", "cells", "open_pages", "starts")
 
     def __init__(self) -> None:
-        #: Start address to the track of all that ever started there.
-        self.starts: dict[int, Track] = {}
-        #: Cell number to its tracks; what runs through, if anything does, comes first.
+        #: Start address to all that ever started there, in load order.
+        self.starts: dict[int, list[Lifetime]] = {}
+        #: Cell number to the tracks of the joints whose symbols reach into it.
         self.cells: dict[int, list[Track]] = {}
-        #: The crowded ones of them.
-        self.crowds: dict[int, Crowd] = {}
-        #: Page number to the places of open-ended symbols that may reach into it.
-        self.open_pages: dict[int, list[Track]] = {}
-        #: By first and last cell, what a symbol runs through.
-        self._spans: dict[tuple[int, int], list[Track]] = {}
-        self._through: dict[int, Track] = {}
-        self._blocks: dict[int, Track] = {}
+        #: Page number to the starts of open-ended symbols that may reach into it.
+        self.open_pages: dict[int, list[int]] = {}
+        #: Of those pages, all starts in them, ascending.
+        self._starts_in: dict[int, list[int]] = {}
+        self._joints: dict[int, Track] = {}
 
     def insert(self, lifetime: Lifetime) -> None:
         symbol = lifetime.symbol
-        start = symbol.start
+        start, end = symbol.start, symbol.end
         place = self.starts.get(start)
         if place is None:
-            place = self._found(start)
-        latest = lifetime.loaded_latest
-        times = place.times
-        if times and latest <= times[-1]:
-            place.insert(lifetime)
+            self.starts[start] = [lifetime]
+            if self.open_pages:
+                self._note_start(start)
+        elif not place or lifetime.loaded_latest > place[-1].loaded_latest:
+            place.append(lifetime)
         else:
-            times.append(latest)
-            place.lifetimes.append(lifetime)
-        cell = start >> CELL_SHIFT
-        crowd = self.crowds.get(cell)
+            place.insert(position(place, lifetime), lifetime)
         if lifetime.open_ended:
-            self._open(place, symbol.end)
-            if crowd is not None:
-                crowd.keep(place)
+            self._open(start, end)
             return
-        last = (symbol.end - 1) >> CELL_SHIFT
-        if last == cell:
-            if crowd is not None:
-                crowd.keep(place)
-            return
-        if crowd is not None:
-            crowd.insert(lifetime)
-        span = place.span
-        if span is None or place.last != last:
-            span = self._span(place, last)
-        for track in span:
-            times = track.times
-            if times and latest <= times[-1]:
-                track.insert(lifetime)
-            else:
-                times.append(latest)
-                track.lifetimes.append(lifetime)
+        joint = joint_of(start, end)
+        track = self._joints.get(joint)
+        first, last = start >> CELL_SHIFT, (end - 1) >> CELL_SHIFT
+        if track is None:
+            track = self._joints[joint] = Track(first, first - 1)
+        if first < track.first or last > track.last:
+            self._list(track, first, last)
+        track.append(lifetime)
 
     def remove(self, lifetime: Lifetime) -> None:
         """Take a lifetime out; its times and symbol must still be those it went in with."""
-        place = self.starts[lifetime.symbol.start]
-        place.remove(lifetime)
-        if not _runs_on(lifetime):
-            return
-        for track in self._span(place, (lifetime.symbol.end - 1) >> CELL_SHIFT):
-            track.remove(lifetime)
-        crowd = self.crowds.get(place.start >> CELL_SHIFT)
-        if crowd is not None:
-            crowd.order.remove(lifetime)
+        symbol = lifetime.symbol
+        place = self.starts[symbol.start]
+        del place[index_of(place, lifetime)]
+        if not lifetime.open_ended:
+            self._joints[joint_of(symbol.start, symbol.end)].remove(lifetime)
 
-    def starting_between(self, low: int, high: int) -> Iterator[Track]:
-        """The places from ``low`` to ``high``, both inclusive, by cell."""
-        for cell in range(low >> CELL_SHIFT, (high >> CELL_SHIFT) + 1):
-            for track in self.cells.get(cell, ()):
-                if low <= track.start <= high:
-                    yield track
+    def starting_between(self, low: int, high: int) -> Iterator[list[Lifetime]]:
+        """What started from ``high`` down to ``low``, both inclusive, on pages that are open."""
+        for page in range(high >> PAGE_SHIFT, (low >> PAGE_SHIFT) - 1, -1):
+            starts = self._starts_in[page]
+            within = starts[bisect_left(starts, low) : bisect_right(starts, high)]
+            for start in reversed(within):
+                yield self.starts[start]
 
-    def _found(self, start: int) -> Track:
-        """A new place."""
-        place = self.starts[start] = Track(start)
-        cell = start >> CELL_SHIFT
-        tracks = self.cells.get(cell)
-        if tracks is None:
-            self.cells[cell] = [place]
-            return place
-        tracks.append(place)
-        if len(tracks) > _CROWD and cell not in self.crowds:
-            self._crowd(cell)
-        return place
+    def _list(self, track: Track, first: int, last: int) -> None:
+        """List a track in all cells from ``first`` to ``last``."""
+        for cell in (*range(first, track.first), *range(track.last + 1, last + 1)):
+            tracks = self.cells.get(cell)
+            if tracks is None:
+                self.cells[cell] = [track]
+            else:
+                tracks.append(track)
+        track.first = min(first, track.first)
+        track.last = max(last, track.last)
 
-    def _crowd(self, cell: int) -> None:
-        crowd = self.crowds[cell] = Crowd(self.starts)
-        for track in self.cells[cell]:
-            if not track.start:
-                crowd.always.append(track)
-                continue
-            for lifetime in track.lifetimes:
-                if _runs_on(lifetime):
-                    crowd.insert(lifetime)
-                else:
-                    crowd.keep(track)
+    def _open(self, start: int, end: int) -> None:
+        for page in range(start >> PAGE_SHIFT, ((end - 1) >> PAGE_SHIFT) + 1):
+            starts = self.open_pages.get(page)
+            if starts is None:
+                starts = self.open_pages[page] = []
+                self._starts_in[page] = self._started_in(page, start)
+            if start not in starts:
+                starts.append(start)
 
-    def _span(self, place: Track, last: int) -> list[Track]:
-        """The tracks that a symbol from ``place`` to cell ``last`` runs through."""
-        key = (place.start >> CELL_SHIFT, last)
-        span = self._spans.get(key)
-        if span is not None:
-            place.last, place.span = last, span
-            return span
-        first = (place.start >> CELL_SHIFT) + 1
-        block = -(-first >> _BLOCK_SHIFT)
-        until = min(last + 1, block << _BLOCK_SHIFT)
-        span = [self._running_through(cell) for cell in range(first, until)]
-        span += [self._block(number, last) for number in range(block, (last >> _BLOCK_SHIFT) + 1)]
-        place.last = last
-        place.span = self._spans[key] = span
-        return span
+    def _note_start(self, start: int) -> None:
+        starts = self._starts_in.get(start >> PAGE_SHIFT)
+        if starts is not None:
+            insort(starts, start)
 
-    def _running_through(self, cell: int) -> Track:
-        track = self._through.get(cell)
-        if track is None:
-            track = self._through[cell] = Track(0)
-            self._put_first(cell, track)
-        return track
-
-    def _block(self, block: int, last: int) -> Track:
-        """What runs through a block, known to its cells up to ``last``."""
-        first = block << _BLOCK_SHIFT
-        track = self._blocks.get(block)
-        if track is None:
-            track = self._blocks[block] = Track(0)
-            track.last = first - 1
-        last = min(last, first + _BLOCK_CELLS - 1)
-        if last > track.last:
-            for cell in range(track.last + 1, last + 1):
-                self._put_first(cell, track)
-            track.last = last
-        return track
-
-    def _put_first(self, cell: int, track: Track) -> None:
-        tracks = self.cells.get(cell)
-        if tracks is None:
-            self.cells[cell] = [track]
-            return
-        tracks.insert(0, track)
-        crowd = self.crowds.get(cell)
-        if crowd is not None:
-            crowd.always.insert(0, track)
-
-    def _open(self, place: Track, end: int) -> None:
-        for page in range(place.start >> PAGE_SHIFT, ((end - 1) >> PAGE_SHIFT) + 1):
-            places = self.open_pages.setdefault(page, [])
-            if place not in places:
-                places.append(place)
+    def _started_in(self, page: int, opener: int) -> list[int]:
+        """All starts in a page that the open-ended symbol from ``opener`` is the first to reach."""
+        first = page * _PAGE_CELLS
+        found = {
+            lifetime.symbol.start
+            for cell in range(first, first + _PAGE_CELLS)
+            for track in self.cells.get(cell, ())
+            for lifetime in track.lifetimes
+        }
+        return sorted(start for start in {opener, *found} if start >> PAGE_SHIFT == page)
 
 
-def _runs_on(lifetime: Lifetime) -> bool:
-    """Whether it goes on into the cell after its first, as far as is known."""
-    symbol = lifetime.symbol
-    return not lifetime.open_ended and (symbol.end - 1) >> CELL_SHIFT != symbol.start >> CELL_SHIFT
+def joint_of(start: int, end: int) -> int:
+    """The address above ``start``, up to ``end``, with the most trailing zero bits."""
+    level = (start ^ end).bit_length() - 1
+    return end >> level << level

@@ -35,10 +35,13 @@ from ksym_plugin.symbols import (
     Reason,
     Unload,
 )
+from ksym_plugin.tracks import loaded_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final, Union
+
+    from ksym_plugin.tracks import Track
 
     #: A lifetime and how certain it is, or None and why there is none.
     Answer = Union[tuple[Lifetime, str], tuple[None, Reason]]
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 #: How long after its unload a program is still taken to run: 1.37 s is the longest that
 #: was measured. Later its place may be anybody's: classic BPF is JITed unannounced.
 _GRACE_SPAN: Final = 2_000_000_000
+#: Of what may have been loaded already, so many are looked at in a track.
+_MOST_RIVALS: Final = 16
 
 
 class Timeline:
@@ -65,7 +70,7 @@ class Timeline:
         self._ledger = Ledger(self._places)
         # Look-ups are the hot path: one attribute less to walk.
         self._cells = self._places.cells
-        self._crowds = self._places.crowds
+        self._starts = self._places.starts
         self._open_pages = self._places.open_pages
 
     @property
@@ -100,52 +105,34 @@ class Timeline:
         """Take in a whole lifetime, as a history has it."""
         self._ledger.enter(lifetime)
 
-    def at(self, address: int, time: int) -> Answer:  # noqa: C901, PLR0912 - one hot loop
+    def at(self, address: int, time: int) -> Answer:
         """Who had ``address`` at ``time`` (CLOCK_MONOTONIC ns), and how certain that is.
 
         AMBIGUOUS where the time falls into the window in which one symbol followed
         another and their names differ.
         """
-        cell = address >> CELL_SHIFT
-        tracks = self._cells.get(cell)
-        if cell in self._crowds:
-            crowd = self._crowds[cell]
-            floor = crowd.last_through(address, time)
-            tracks = crowd.tracks(address, time, floor) or tracks
         best: Lifetime | None = None
-        rivals: list[Lifetime] | None = None
-        for track in tracks or ():
-            if track.start > address:
-                continue
-            times = track.times
-            at = bisect_right(times, time)
+        tracks = self._cells.get(address >> CELL_SHIFT, ())
+        for track in tracks:
+            if track.blur:
+                return self._weigh(address, time)
+            at = bisect_right(track.times, time)
             if at:
                 lifetime = track.lifetimes[at - 1]
-                if lifetime.symbol.end > address and not lifetime.open_ended:
-                    if best is None:
+                symbol = lifetime.symbol
+                if symbol.start <= address < symbol.end:
+                    if best is None or lifetime.loaded_latest > best.loaded_latest:
                         best = lifetime
-                    elif _are_tied(lifetime, best):
-                        rivals = [*(rivals or ()), lifetime]
-                    elif _loaded_after(lifetime, best):
-                        best = lifetime
-            if at < len(times) and track.lifetimes[at].loaded_earliest <= time:
-                rivals = [*(rivals or ()), *_possible(track.lifetimes, at, address, time)]
-        if best is not None:
-            home = self._cells[best.symbol.start >> CELL_SHIFT]
-            # Where one place has a cell to itself, its track has said already who is last.
-            alone = len(home) == 1 and (home is tracks or home[0].lifetimes[-1] is best)
-            if not alone and self._has_left(best, time):
-                best = None
+                    elif lifetime.loaded_latest == best.loaded_latest:
+                        return self._weigh(address, time)
         if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
-            return self._with_open_ended(address, time, best, rivals or [])
-        if rivals:
-            return self._settle(best, rivals, time)
+            return self._weigh(address, time)
         if best is None:
-            return self._miss(tracks is not None, time)
-        unloaded = best.unloaded_latest
-        if (unloaded is None or time <= unloaded) and not self._gap_ends:
-            return best, EXACT
-        return self._judge(best, time)
+            return self._miss(bool(tracks), time)
+        until = best.unloaded_earliest
+        if until is None or time > until:
+            return self._miss(True, time) if self._has_left(best, time) else self._judge(best, time)
+        return self._judge(best, time) if self._gap_ends else (best, EXACT)
 
     def live(self) -> list[Lifetime]:
         """The lifetimes that have not ended, by start."""
@@ -165,7 +152,7 @@ class Timeline:
     def lifetimes(self) -> list[Lifetime]:
         """All lifetimes held, by start and load."""
         starts = self._places.starts
-        return [lifetime for start in sorted(starts) for lifetime in starts[start].lifetimes]
+        return [lifetime for start in sorted(starts) for lifetime in starts[start]]
 
     def expire(self, before: int) -> None:
         """Drop lifetimes that ended before ``before``, for a recorder that runs for long."""
@@ -193,6 +180,29 @@ class Timeline:
             until = max(until, self._gap_ends[high - 1])
         self._gap_starts[low:high] = [since]
         self._gap_ends[low:high] = [until]
+
+    def _weigh(self, address: int, time: int) -> Answer:
+        """``at`` where windows, ties or symbols without a known end have to be weighed."""
+        best: Lifetime | None = None
+        rivals: list[Lifetime] = []
+        tracks = self._cells.get(address >> CELL_SHIFT, ())
+        for track in tracks:
+            times = track.times
+            at = bisect_right(times, time)
+            if at < len(times) and times[at] - track.blur <= time:
+                rivals += _possible(track.lifetimes[at : at + _MOST_RIVALS], address, time)
+            for lifetime in _last_covering(track, at, address):
+                if best is None or not _are_tied(lifetime, best):
+                    best = lifetime if best is None or _loaded_after(lifetime, best) else best
+                else:
+                    rivals.append(lifetime)
+        if best is not None and self._has_left(best, time):
+            best = None
+        if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
+            return self._with_open_ended(address, time, best, rivals)
+        if rivals:
+            return self._settle(best, rivals, time)
+        return self._miss(bool(tracks), time) if best is None else self._judge(best, time)
 
     def _judge(self, lifetime: Lifetime, time: int) -> Answer:
         """The answer that ``lifetime`` was the last to have the place."""
@@ -228,15 +238,16 @@ class Timeline:
     ) -> Answer:
         """Weigh the symbols whose end is only an upper bound against the others."""
         reaching: list[Lifetime] = []
-        for place in self._open_pages[address >> PAGE_SHIFT]:
-            if place.start > address:
+        for start in self._open_pages[address >> PAGE_SHIFT]:
+            if start > address:
                 continue
-            at = bisect_right(place.times, time)
-            if at and self._reaches(place.lifetimes[at - 1], address, time):
-                reaching.append(place.lifetimes[at - 1])
+            place = self._starts[start]
+            at = loaded_by(place, time)
+            if at and self._reaches(place[at - 1], address, time):
+                reaching.append(place[at - 1])
             rivals += [
                 rival
-                for rival in _possible(place.lifetimes, at, address, time)
+                for rival in _possible(place[at : at + _MOST_RIVALS], address, time)
                 if rival.open_ended and self._reaches(rival, address, time)
             ]
         reaching = [image for image in reaching if not self._has_left(image, time)]
@@ -256,17 +267,15 @@ class Timeline:
 
     def _has_left(self, lifetime: Lifetime, time: int) -> bool:
         """Whether by ``time`` something was loaded over its start: then nothing of it is left."""
-        start = lifetime.symbol.start
-        cell = start >> CELL_SHIFT
-        tracks = self._cells[cell]
-        if cell in self._crowds:
-            tracks = self._crowds[cell].tracks(start, time, lifetime.loaded_latest) or tracks
-        for track in tracks:
-            if track.start > start or track.lifetimes[-1] is lifetime:
+        start, loaded = lifetime.symbol.start, lifetime.loaded_latest
+        place = self._starts[start]
+        if place[-1] is not lifetime and place[loaded_by(place, time) - 1] is not lifetime:
+            return True
+        for track in self._cells.get(start >> CELL_SHIFT, ()):
+            if track.times[-1] < loaded or track.lifetimes[-1] is lifetime:
                 continue
             at = bisect_right(track.times, time)
-            other = track.lifetimes[at - 1] if at else lifetime
-            if other is not lifetime and _is_over(other, lifetime):
+            if at and _is_over(track.lifetimes[at - 1], lifetime):
                 return True
         return False
 
@@ -274,21 +283,31 @@ class Timeline:
         """Whether an open-ended symbol can extend to ``address``."""
         if not image.open_ended or image.symbol.end <= address:
             return False
-        for track in self._places.starting_between(image.symbol.start + 1, address):
-            at = bisect_right(track.times, time)
-            if at and _coexisted(track.lifetimes[at - 1], image):
+        for place in self._places.starting_between(image.symbol.start + 1, address):
+            at = loaded_by(place, time)
+            if at and _coexisted(place[at - 1], image):
                 return False
         return True
 
 
-def _possible(lifetimes: list[Lifetime], at: int, address: int, time: int) -> list[Lifetime]:
-    """Of a track's lifetimes from ``at`` on, those that may have been loaded by ``time``."""
-    possible: list[Lifetime] = []
-    while at < len(lifetimes) and lifetimes[at].loaded_earliest <= time:
-        if lifetimes[at].symbol.end > address:
-            possible.append(lifetimes[at])
-        at += 1
-    return possible
+def _last_covering(track: Track, at: int, address: int) -> list[Lifetime]:
+    """Of a track's first ``at`` lifetimes the last, or all of that time, over ``address``."""
+    last: list[Lifetime] = []
+    times = track.times
+    while at and (not last or times[at - 1] == last[0].loaded_latest):
+        at -= 1
+        last.append(track.lifetimes[at])
+    return [one for one in last if one.symbol.start <= address < one.symbol.end]
+
+
+def _possible(following: list[Lifetime], address: int, time: int) -> list[Lifetime]:
+    """Of what was surely loaded only after ``time``, that which may have been by then."""
+    return [
+        lifetime
+        for lifetime in following
+        if lifetime.loaded_earliest <= time
+        and lifetime.symbol.start <= address < lifetime.symbol.end
+    ]
 
 
 def _loaded_after(one: Lifetime, other: Lifetime) -> bool:
@@ -305,12 +324,9 @@ def _loaded_after(one: Lifetime, other: Lifetime) -> bool:
 
 
 def _is_over(other: Lifetime, lifetime: Lifetime) -> bool:
-    """Whether ``other`` was loaded over the start of ``lifetime``, once that was there."""
+    """Whether ``other`` began below ``lifetime`` and was loaded over the start of it."""
     start = lifetime.symbol.start
-    if other.symbol.start == start:
-        return other.loaded_latest >= lifetime.loaded_latest
-    reaches = other.symbol.end > start and not other.open_ended
-    return reaches and _loaded_after(other, lifetime)
+    return other.symbol.start < start < other.symbol.end and _loaded_after(other, lifetime)
 
 
 def _are_tied(one: Lifetime, other: Lifetime) -> bool:
