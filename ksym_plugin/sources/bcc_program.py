@@ -135,12 +135,12 @@ class _Aside:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.text = os.pread(self._file, _HEARD, 0).decode("utf-8", "backslashreplace")
         if self._saved >= 0:
             os.dup2(self._saved, _STDERR, inheritable=True)
             os.close(self._saved)
-        else:
+        elif self._file != _STDERR:
             os.close(_STDERR)
-        self.text = os.pread(self._file, _HEARD, 0).decode("utf-8", "backslashreplace")
         os.close(self._file)
 
 
