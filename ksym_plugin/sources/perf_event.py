@@ -16,11 +16,11 @@ import time
 
 from ksym_plugin import syscalls
 from ksym_plugin.errors import SourceError
-from ksym_plugin.sources import snapshot
 from ksym_plugin.sources.cpus import online_text, parse_cpu_list
 from ksym_plugin.sources.perf_records import Lost, parse
 from ksym_plugin.sources.perf_ring import Ring
 from ksym_plugin.sources.sideband import Sideband
+from ksym_plugin.sources.snapshot import Taker
 from ksym_plugin.sources.source import Source
 from ksym_plugin.sources.ticker import Ticker
 from ksym_plugin.symbols import Loss
@@ -58,6 +58,7 @@ class PerfEventSource(Source):
 
     def __init__(self) -> None:
         super().__init__()
+        self._taker = Taker()
         self._sideband = Sideband()
         self._rings: dict[int, Ring] = {}
         self._lost_at_read = True
@@ -85,7 +86,7 @@ class PerfEventSource(Source):
         return self._epoll.fileno()
 
     def snapshot(self) -> list[Load]:
-        taken = snapshot.take()
+        taken = self._taker.take()
         self._sideband.know(taken.loads)
         self.notes = [taken.limit] if taken.limit else []
         return taken.loads
