@@ -1,13 +1,15 @@
 """bpf/ksym_events.c, compiled and loaded by bcc.
 
-bcc, the compiler in it and the verifier write to the process's standard error, whatever
-its caller does with it. Here it goes to a file while they work, and what matters of it
-into the error.
+bcc, the compiler in it and the verifier write to the process's standard output and error,
+whatever its caller does with them. Here that goes to a file while they work, and what
+matters of it into the error.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
+import fcntl
 import os
 
 from ksym_plugin.errors import SourceError
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 _SOURCE: Final = "ksym_events.c"
 _KERNEL_BTF: Final = "/sys/kernel/btf/vmlinux"
-_STDERR: Final = 2
+_SAID_ON: Final = (1, 2)
 #: How much of what is said is looked at, and how much of it repeated.
 _HEARD: Final = 65536
 _QUOTED: Final = 200
@@ -114,19 +116,21 @@ def layout_flags(path: str = _KERNEL_BTF) -> list[str]:
 
 
 class _Aside:
-    """Standard error goes to ``text`` meanwhile, at descriptor level."""
+    """Standard output and error go to ``text`` meanwhile, at descriptor level."""
 
     def __init__(self) -> None:
         self.text = ""
 
     def __enter__(self) -> _Aside:
-        try:
-            self._saved = os.dup(_STDERR)
-        except OSError:
-            self._saved = -1
-        self._file = os.memfd_create("stderr")
-        # bcc runs modprobe, which is to be heard as well.
-        os.dup2(self._file, _STDERR, inheritable=True)
+        _flush()
+        self._saved = [_duplicate(fd) for fd in _SAID_ON]
+        file = os.memfd_create("said")
+        # Not one of those that are about to be replaced, should they have been closed.
+        self._file = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _SAID_ON[-1] + 1)
+        os.close(file)
+        for fd in _SAID_ON:
+            # bcc runs modprobe, which is to be heard as well.
+            os.dup2(self._file, fd, inheritable=True)
         return self
 
     def __exit__(
@@ -135,13 +139,27 @@ class _Aside:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        _flush()
         self.text = os.pread(self._file, _HEARD, 0).decode("utf-8", "backslashreplace")
-        if self._saved >= 0:
-            os.dup2(self._saved, _STDERR, inheritable=True)
-            os.close(self._saved)
-        elif self._file != _STDERR:
-            os.close(_STDERR)
         os.close(self._file)
+        for fd, saved in zip(_SAID_ON, self._saved):
+            os.close(fd)
+            if saved >= 0:
+                os.dup2(saved, fd, inheritable=True)
+                os.close(saved)
+
+
+def _duplicate(fd: int) -> int:
+    """A copy out of the way; -1 if there is no such descriptor."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _SAID_ON[-1] + 1)
+    except OSError:
+        return -1
+
+
+def _flush() -> None:
+    """What C has printed and kept back goes to where it was meant to."""
+    ctypes.CDLL(None).fflush(None)
 
 
 def _refusal(error: Exception, said: str) -> SourceError:
@@ -158,11 +176,9 @@ def _refusal(error: Exception, said: str) -> SourceError:
             "the kernel does not let this user load the probe",
             "run as root or with CAP_BPF and CAP_PERFMON, and without kernel lockdown",
         )
-    return SourceError(f"bcc cannot load the probe ({_gist(said) or error})", "")
-
-
-def _gist(said: str) -> str:
-    """The first line that tells of an error, or else the last one."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if "error:" in line] or lines[-1:]
-    return "".join(c if c.isprintable() else "?" for c in errors[0][:_QUOTED]) if errors else ""
+    # The compiler's first complaint says more than bcc does.
+    lines = [line.strip() for line in said.splitlines() if "error:" in line] or [str(error)]
+    gist = "".join(c if c.isprintable() else "?" for c in lines[0][:_QUOTED])
+    return SourceError(
+        f"bcc cannot load the probe ({gist})", "report this with the versions of kernel and bcc"
+    )

@@ -1,13 +1,14 @@
 """Stands in for iovisor's bcc: no compiler, no kernel.
 
-It keeps bcc's habits that matter: it writes to file descriptor 2, raises plain
-Exception, registers its clean-up with atexit and so keeps itself alive. ``said`` is what
-the next BPF() writes there, ``fails`` what it then raises.
+It keeps bcc's habits that matter: it writes to descriptor 2, and through C's buffer to
+1, raises plain Exception, registers its clean-up with atexit and so keeps itself alive.
+``said`` is what the next BPF() writes to 2, ``fails`` what it then raises.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 
 said = b""
@@ -36,6 +37,7 @@ class BPF:
         self.funcs, self.tables = {}, {}
         atexit.register(self.cleanup)
         os.write(2, said)
+        ctypes.CDLL(None).printf(b"Unable to find this or that\n")
         if fails:
             raise Exception(fails)
         if "-DKSYM_FENTRY" in cflags:

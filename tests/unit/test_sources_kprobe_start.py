@@ -97,7 +97,7 @@ def test_closing_gives_everything_back_and_may_be_repeated(kernel, construct, bc
     source.close()
     assert open_fds() == before
     assert bcc.made[0].cleaned == 1
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr() == ("", "")
 
 
 @BOTH
@@ -121,7 +121,7 @@ def test_a_start_that_fails_leaves_nothing_open(kernel, construct, bcc, target, 
         construct()
     assert open_fds() == before
     assert bcc.made[0].cleaned == 1
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr() == ("", "")
 
 
 def test_kprobes_that_take_no_program_are_closed(kernel):
@@ -145,7 +145,7 @@ def test_what_the_compiler_says_is_in_the_error_and_not_on_the_terminal(
     assert "main.c:3:9: error" in caught.value.problem or stage == "load_fails"
     assert "\x1b" not in caught.value.problem
     assert open_fds() == before
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
