@@ -112,19 +112,20 @@ class Timeline:
         another and their names differ.
         """
         best: Lifetime | None = None
+        loaded = -1
         tracks = self._cells.get(address >> CELL_SHIFT, ())
         for track in tracks:
             if track.blur:
                 return self._weigh(address, time)
-            at = bisect_right(track.times, time)
-            if at:
+            times = track.times
+            at = bisect_right(times, time)
+            if at and times[at - 1] >= loaded:
                 lifetime = track.lifetimes[at - 1]
                 symbol = lifetime.symbol
                 if symbol.start <= address < symbol.end:
-                    if best is None or lifetime.loaded_latest > best.loaded_latest:
-                        best = lifetime
-                    elif lifetime.loaded_latest == best.loaded_latest:
+                    if times[at - 1] == loaded:
                         return self._weigh(address, time)
+                    best, loaded = lifetime, times[at - 1]
         if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
             return self._weigh(address, time)
         if best is None:
