@@ -51,11 +51,13 @@ class Program:
     JITed. ``name`` is cut at 15 characters (BPF_OBJ_NAME_LEN). ``hidden`` says that the
     program has functions and the kernel would not tell where. ``split_tag`` is the tag of
     the main function on its own, where there are others; its symbol has ``tag``, which
-    is that of the whole program.
+    is that of the whole program. ``has_btf`` says that its functions may have other names
+    than ``name`` tells.
     """
 
     __slots__ = (
         "functions",
+        "has_btf",
         "hidden",
         "id",
         "load_time",
@@ -80,6 +82,7 @@ class Program:
         self.functions: list[tuple[int, int]] = []
         self.tags: list[str] = []
         self.split_tag = tag
+        self.has_btf = True
 
     def __repr__(self) -> str:
         return f"Program({self.id}, {self.tag}, {self.name}, {len(self.functions)} functions)"
@@ -135,6 +138,13 @@ def function_names(program_id: int) -> list[str]:
     return _Inquiry().function_names(program_id)
 
 
+def plain_names(program: Program) -> list[str]:
+    """The names the kernel gave the functions of a program without BTF."""
+    # bpf_get_prog_name() in kernel/bpf/core.c; a subprogram's own name is "F".
+    names = [program.name, *["F"] * len(program.tags)]
+    return [_spell(tag, name, False) for tag, name in zip(program.tags, names)]
+
+
 def refusal(error: OSError) -> SourceError:
     """What a failed bpf(2) means for whoever needs it."""
     if error.errno in (errno.EPERM, errno.EACCES):
@@ -188,10 +198,11 @@ class _Inquiry:
         btf_id = _BTF.unpack_from(self._info, 128)[0]
         names = btf.function_names(self._btf(btf_id), type_ids) if type_ids else {}
         found = self._read()
-        # bpf_get_prog_name() in kernel/bpf/core.c; a subprogram's own name is "F".
+        if not type_ids:
+            return plain_names(found)
         full = [names.get(type_id, "") for type_id in type_ids]
-        full += [found.name, *["F"] * len(found.tags)][len(full) :]
-        return [_spell(tag, name, bool(type_ids)) for tag, name in zip(found.tags, full)]
+        full += ["F"] * (len(found.tags) - len(full))
+        return [_spell(tag, name, True) for tag, name in zip(found.tags, full)]
 
     def _open(self, command: int, object_id: int) -> int:
         """A file descriptor, -1 if there is no such object (any more)."""
@@ -277,6 +288,7 @@ class _Inquiry:
             if start and length:
                 found.functions.append((start, length))
                 found.tags.append(tags[_TAG_SIZE * at : _TAG_SIZE * (at + 1)].hex())
+        found.has_btf = bool(_BTF.unpack_from(info, 128)[3])
         if found.tags:
             found.split_tag, found.tags[0] = found.tags[0], found.tag
         return found

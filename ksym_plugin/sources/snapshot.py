@@ -36,6 +36,9 @@ IMAGE_REACH: Final = 4096
 _CFI_PREFIX: Final = "__cfi_"
 _CFI_LENGTH: Final = 16
 
+#: So many programs' names are read from their BTF one by one; for more, kallsyms is faster.
+_FEW: Final = 32
+
 _NO_LENGTHS: Final = "lengths of programs loaded before the start are unknown"
 
 
@@ -61,10 +64,10 @@ class Taker:
     def take(self, images: bool = True) -> Snapshot:
         """Everything there is now. SourceError if nothing can be told at all.
 
-        Without ``images`` it is the programs alone, and kallsyms is not read, which takes
-        long where there are many. A program's ``earliest`` is when its loading began;
-        that of an image, and of everything where bpf(2) is refused, is 0. ``latest`` is a
-        time at which it was there.
+        Without ``images`` it may be the programs alone: kallsyms is not read if that can
+        be helped, since it takes long where there are many. A program's ``earliest`` is
+        when its loading began; that of an image, and of everything where bpf(2) is
+        refused, is 0. ``latest`` is a time at which it was there.
         """
         lines = read_lines() if images else Lines()
         try:
@@ -75,6 +78,8 @@ class Taker:
             hidden = SourceError(bpf_programs.HIDDEN_PROBLEM, bpf_programs.HIDDEN_REMEDY)
             return _fallback(lines, hidden)
         now = time.monotonic_ns()
+        if not images and sum(program.has_btf for program in new) > _FEW:
+            lines = read_lines()
         names = dict(lines.bpf)
         for program in new:
             self._known[program.id] = program_loads(program, names, program.load_time, now)
@@ -159,7 +164,7 @@ def program_loads(
     for at, (start, length) in enumerate(program.functions):
         name = names.get(start, "")
         if not _fits(name, program, at):
-            own = own or bpf_programs.function_names(program.id) or _short_names(program)
+            own = own or _own_names(program)
             name = own[at] if at < len(own) and own[at] else UNNAMED_BPF
         symbol = Symbol(start, start + length, name, BPF_PROG, BPF_MODULE)
         loads.append(Load(symbol, min(earliest, latest), latest, program.id))
@@ -172,6 +177,13 @@ def _fits(name: str, program: Program, at: int) -> bool:
     if parts is None or parts[0] != program.tags[at]:
         return False
     return at > 0 or not program.name or parts[1].startswith(program.name)
+
+
+def _own_names(program: Program) -> list[str]:
+    """The functions' names by bpf(2); without them where the program is gone."""
+    if not program.has_btf:
+        return bpf_programs.plain_names(program)
+    return bpf_programs.function_names(program.id) or _short_names(program)
 
 
 def _short_names(program: Program) -> list[str]:

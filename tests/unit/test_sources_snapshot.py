@@ -187,6 +187,27 @@ class Kernel:
         return iter([self.programs[key] for key in ids if key in self.programs])
 
 
+def test_without_btf_the_names_are_known_without_asking(monkeypatch):
+    def never(prog_id):
+        raise AssertionError("opened once more")
+
+    monkeypatch.setattr(bpf_programs, "function_names", never)
+    program = made(7, "main", [(S, 60), (S + 64, 40)], [TAG, SUBTAG])
+    program.has_btf = False
+    names = [load.symbol.name for load in taken(monkeypatch, [program], Lines())]
+    assert names == [f"bpf_prog_{TAG}_main", f"bpf_prog_{SUBTAG}_F"]
+
+
+def test_names_of_many_are_read_from_kallsyms_even_without_images(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    for index in range(snapshot._FEW + 1):
+        kernel.load(5 + index, S + 64 * index)
+    reads = []
+    monkeypatch.setattr(snapshot, "read_lines", lambda: reads.append(1) or kernel.lines)
+    assert len(snapshot.Taker().take(images=False).loads) == snapshot._FEW + 1
+    assert reads == [1]
+
+
 def test_a_second_snapshot_opens_only_what_is_new(monkeypatch):
     kernel = Kernel(monkeypatch)
     taker = snapshot.Taker()
