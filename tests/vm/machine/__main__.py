@@ -40,7 +40,8 @@ def main() -> int:
         problem = missing()
         images = "" if problem else cache.folder()
     except (children.Failed, OSError) as error:
-        problem = f"the guests' image could not be made: {error}"
+        print(f"vm: {error}")
+        problem = "the guests' image could not be made; why is said above"
     if problem:
         return _cannot(problem)
     kernels = options.kernel or KERNELS
