@@ -25,7 +25,7 @@ from ksym_plugin.history_file import (
     signed,
     unsigned,
 )
-from ksym_plugin.symbols import GAP, OUTSIDE_HISTORY, Lifetime, Loss
+from ksym_plugin.symbols import EXACT, GAP, OUTSIDE_HISTORY, Lifetime, Loss
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -145,6 +145,8 @@ class Past:
 
     def _refresh(self) -> None:
         self._timeline = Timeline()
+        #: Address to an answer and from when to when it is known to hold.
+        self._steady: dict[int, tuple[int, int, Answer]] = {}
         here = kernel_id.boot_id() == self.boot.boot_id
         self._pages: set[int] = set()
         self._bearing: dict[int, set[int]] = {}
@@ -215,6 +217,36 @@ class Past:
         )
 
     def at(self, address: int, time_ns: int) -> Answer:
+        steady = self._steady.get(address)
+        if steady is not None and steady[0] <= time_ns <= steady[1]:
+            return steady[2]
+        answer = self._look_up(address, time_ns)
+        if answer[1] == EXACT:
+            self._steady[address] = self._stretch(address, time_ns, answer, steady)
+        return answer
+
+    def _stretch(
+        self, address: int, time_ns: int, answer: Answer, before: tuple[int, int, Answer] | None
+    ) -> tuple[int, int, Answer]:
+        """From when to when an answer holds, once it has been given a second time.
+
+        Who was there at two times was there in between: whoever took the place meanwhile
+        would have it still.
+        """
+        lifetime = answer[0]
+        if before is None or before[2][0] is not lifetime or lifetime is None:
+            return time_ns, time_ns, answer
+        since, until = min(before[0], time_ns), max(before[1], time_ns)
+        end = lifetime.unloaded_earliest
+        if end is None:
+            end = self.sessions[-1].covered
+        if end > until and self._look_up(address, end) == answer:
+            until = end
+        if self._timeline.lost_between(since, until):
+            return time_ns, time_ns, answer
+        return since, until, answer
+
+    def _look_up(self, address: int, time_ns: int) -> Answer:
         if not self.covers(time_ns):
             return None, OUTSIDE_HISTORY
         page = address >> PAGE_SHIFT

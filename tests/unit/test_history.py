@@ -250,3 +250,24 @@ def test_what_ended_before_a_break_in_the_record_is_a_gap_after_it(tmp_path: Pat
         past = only_past(history)
         assert told(past.at(BASE, 40)) == f"{A} grace"
         assert told(past.at(BASE, 80)) == f"{A} {GAP}"
+
+
+def test_an_answer_given_before_holds_only_while_nothing_took_the_place(tmp_path: Path) -> None:
+    """Asked in any order and again and again, a history answers as one that never was asked."""
+    path = str(tmp_path / "ksym.db")
+    changes = [
+        load(BASE, 64, A, 100),
+        unload(BASE, (200, 230)),
+        load(BASE, 64, B, (220, 240)),
+        Loss(300, 310, "test"),
+        unload(BASE, 500),
+        load(BASE + 32, 64, A, 600),
+    ]
+    record(path, changes)
+    times = [*range(90, 700, 7), *range(700, 90, -11), 650, 120, 305, 210, 235, 499, 500, 501]
+    with History(path) as history:
+        used = history.past(history.boots()[-1])
+        for address in (BASE, BASE + 40):
+            for time in times:
+                fresh = history.past(history.boots()[-1]).at(address, time)
+                assert told(used.at(address, time)) == told(fresh), (address, time)
