@@ -90,8 +90,8 @@ def _sweep(base: str) -> None:
 
 def _build(base: str, place: str) -> None:
     room(base, BUILD_BYTES)
-    print(f"vm: making the guests' image in {base}: downloads about 270 MB, keeps 690 MB")
-    print("vm: this is done once; it takes a minute or two", flush=True)
+    print(f"vm: making the guests' image in {base}: downloads about 220 MB, keeps 690 MB")
+    print("vm: this is done once; it takes one to three minutes", flush=True)
     began = time.monotonic()
     work = tempfile.mkdtemp(prefix=_BUILDING, dir=base)
     try:
