@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("click")
 
-from ksym_plugin.cli import costs  # noqa: E402
+from ksym_plugin.cli import costs
 
 RECORDER = SimpleNamespace(changes=12, losses=1, resyncs=2)
 
