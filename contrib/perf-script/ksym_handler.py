@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Name every kernel frame of a perf.data as it was when it was sampled.
 
-    perf script -s ksym_handler.py -- [-H HISTORY] [--clock CLOCK] [--format text|folded]
+    perf script -s ksym_handler.py -- [-H HISTORY] [--clock CLOCK] [--format FORMAT]
 
 ``ksym record`` writes the history. This file only finds the ksym_plugin package and
 hands perf's events to it: see ksym_plugin/perf/handler.py.

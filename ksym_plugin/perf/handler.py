@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ksym_plugin.clocks import ClockMap
     from ksym_plugin.history import Past
+    from ksym_plugin.perf.output import Output
     from ksym_plugin.timeline import Answer
 
 _KERNEL_HALF: Final = 1 << 63
@@ -39,6 +40,7 @@ _GUEST: Final = "[guest."
 _OUTSIDE: Final = -1
 #: perf's time of a sample that has none is 0 or all ones, by its version.
 _NO_TIME: Final = 1 << 63
+FORMATS: Final = ("text", "folded", "svg", "speedscope", "report")
 #: Built into perf's own interpreter and no other.
 _PERF_MODULE: Final = "perf_trace_context"
 
@@ -68,7 +70,7 @@ def parse_options(arguments: list[str]) -> Options:
     parser.add_argument(
         "--clock", choices=CLOCKS, help="the clock of the samples, if perf does not tell it"
     )
-    parser.add_argument("--format", choices=("text", "folded"), default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text")
     chosen = parser.parse_args(arguments)
     return Options(chosen.history, chosen.clock, chosen.format)
 
@@ -79,11 +81,7 @@ class Handler:
     def __init__(self, options: Options, data_path: str | None) -> None:
         self.tally = Tally()
         self._recorded = data.read(data_path)
-        self._output: FoldedOutput | TextOutput
-        if options.format == "folded":
-            self._output = FoldedOutput(sys.stdout)
-        else:
-            self._output = TextOutput(sys.stdout, self._recorded.width)
+        self._output = _output(options.format, data_path, self._recorded)
         self._user = self._output.user
         self._clock = options.clock
         self._clocks_by_event: dict[str, str | None] = {}
@@ -171,7 +169,9 @@ class Handler:
         if held is None:
             return self._output.kernel(address, "", None, "" if name else clean(dso))
         if isinstance(held, Frame):
-            return self._output.kernel(address, spelled(held), held.offset, _dso(held, dso))
+            return self._output.kernel(
+                address, spelled(held), held.offset, _dso(held, dso), held.lifetime
+            )
         piece = self._output.kernel(address, held, node.get("sym_off"), clean(dso))
         if is_core(dso) and _is_fixed(answer) and self._met.setdefault(address, piece) != piece:
             self._inlined.add(address)
@@ -327,6 +327,22 @@ class _Live:
         if answer[0] is None and answer[1] is not UNKNOWN_ADDRESS:
             return None, OUTSIDE_HISTORY
         return answer
+
+
+def _output(form: str, data_path: str | None, recorded: data.Recorded) -> Output:
+    """What prints in the format asked for; the text's own columns need perf's header."""
+    if form == "text":
+        return TextOutput(sys.stdout, recorded.width)
+    if form == "folded":
+        return FoldedOutput(sys.stdout)
+    from ksym_plugin.perf import pictures, report
+
+    if form == "report":
+        return report.ReportOutput(sys.stdout)
+    name = os.path.basename(data_path or "") or "perf.data"
+    if form == "svg":
+        return pictures.SvgOutput(sys.stdout, name)
+    return pictures.SpeedscopeOutput(sys.stdout, name)
 
 
 def _is_this_boot(recorded: data.Recorded) -> bool:
