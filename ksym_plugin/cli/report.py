@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 import click
 
 from ksym_plugin.cli import options
-from ksym_plugin.cli.output import Failure, plural, say, write_json, write_lines
+from ksym_plugin.cli.output import Failure, say, write_json, write_lines
 from ksym_plugin.cli.script import handled
 from ksym_plugin.clocks import CLOCKS
 from ksym_plugin.stacks.lifetimes import lived, loader
@@ -46,7 +46,7 @@ _SORTS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
 @click.command(
     name="report",
     short_help="Account for the time of BPF programs.",
-    epilog="Example: ksym report --sort total 'bpf_prog_*_ingress'",
+    epilog="Example: ksym report --sort total --filter ingress",
 )
 @click.option(
     "-i", "--input", "data", metavar="FILE", help="What perf recorded.  [default: perf.data]"
@@ -64,8 +64,8 @@ _SORTS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
     show_default=True,
     help="What to order the programs by.",
 )
+@click.option("--filter", "pattern", default="", metavar="PATTERN", help="Of which names.")
 @options.as_json
-@click.argument("pattern", default="")
 @click.argument("perf_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- PERF OPTIONS]")
 def command(
     data: str | None,
@@ -81,7 +81,8 @@ def command(
     OWN are the samples that ended in the program, TOTAL those that also went through it.
     Shares are of all samples, or of those that ended in the kernel, and come with the error
     of sampling: the true share is within it in 95 of 100 profiles. PATTERN is a part of the
-    name, or a whole one with * and ?. In JSON, times are nanoseconds of CLOCK_MONOTONIC.
+    name, or a whole one with * and ?. PERF OPTIONS go to perf script. In JSON, times are
+    nanoseconds of CLOCK_MONOTONIC.
     """
     found = account(data, history, clock, perf_options)
     rows = [row for row in found["programs"] if fnmatchcase(row["name"], _glob(pattern))]
@@ -173,7 +174,7 @@ def _why_none(found: dict[str, Any], pattern: str) -> str:
         return "there are no samples in it"
     if not found["kernel_samples"]:
         return (
-            f"none of {plural(found['samples'], 'sample')} ended in the kernel; perf leaves it out"
+            f"none of the {found['samples']:,} samples ended in the kernel; perf leaves it out"
             " without privileges (kernel.perf_event_paranoid) and for events ending in :u"
         )
     return (

@@ -97,7 +97,7 @@ def draw(
     yield from _head(picture.title, total, _shares(counts, names))
     yield from _frames(laid, names, numbers, scale, levels, picture.inverted)
     yield f'<text class="note" x="{_PAD}" y="{height - 12}">{_foot(laid, scale)}</text>\n'
-    document = {
+    document: dict[str, object] = {
         "pad": _PAD,
         "row": _ROW,
         "top": _TOP,
