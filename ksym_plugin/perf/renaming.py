@@ -40,8 +40,13 @@ _KERNEL_DSO: Final = "[kernel.kallsyms]"
 #: A time that nothing covers.
 _OUTSIDE: Final = (-1, -1)
 _COARSE: Final = Reason("two symbols followed each other here within what perf prints of the time")
-_CONTRADICTED: Final = "perf's names in the text are not those of the running kernel"
-_NOT_SHOWN: Final = "nothing in the text shows that it is of the running kernel"
+_CONTRADICTED: Final = (
+    "the running system was not asked: perf's names in the text are not this kernel's"
+)
+_NOT_SHOWN: Final = (
+    "the running system was not asked: nothing in the text shows that it is of this boot"
+    " (name a history with -H)"
+)
 #: How many of perf's names are kept to judge by whether the running kernel is the text's.
 _WITNESSES: Final = 64
 
@@ -81,8 +86,8 @@ class Renamer:
     """Decides the names of kernel frames, a sample after the other.
 
     ``past`` with its ``clocks`` is who was where, when; ``clock`` is that of the text.
-    ``follow``, for a history that is being written, waits until it covers a time and
-    returns how far it goes.
+    ``follow``, for a history that is being written, waits until it covers a time; it
+    returns how far it goes now, and its clocks.
     ``running`` gives the running system's past and static symbols, for frames that still
     have no name; it is used only as long as perf's own names do not contradict it, and
     with ``doubt`` only if one agrees. KsymError if times of ``clock`` cannot be placed.
@@ -95,7 +100,7 @@ class Renamer:
         clock: str | None = None,
         running: Running | None = None,
         doubt: bool = False,
-        follow: Callable[[int], int] | None = None,
+        follow: Callable[[int], tuple[int, ClockMap]] | None = None,
     ) -> None:
         self.tally = TextTally()
         #: Why the running system is not used, if so.
@@ -143,6 +148,10 @@ class Renamer:
             return _rewritten(line, frame, "[unknown]", "[unknown]") if name else line
         return line if held == name else _rewritten(line, frame, held, None)
 
+    def report(self) -> list[str]:
+        """The tally as text, and why the running system was not asked."""
+        return [*self.tally.lines(), *([self.problem] if self.problem else [])]
+
     def is_settled(self, frame: FrameLine) -> bool:
         """Whether perf's name stands for this frame at all times, as the core image's does."""
         if not is_kernel(frame):
@@ -178,7 +187,7 @@ class Renamer:
         earliest = self._clocks.to_monotonic(self._clock, window[0])
         latest = max(earliest, self._clocks.to_monotonic(self._clock, window[1]))
         if self._follow is not None and latest > self._covered:
-            self._covered = self._follow(latest)
+            self._covered, self._clocks = self._follow(latest)
             if latest > self._covered:  # Who writes it does not get on: wait no more.
                 self._follow = None
         return earliest, latest

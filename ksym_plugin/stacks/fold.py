@@ -11,6 +11,7 @@ import re
 from ksym_plugin.perf import text
 from ksym_plugin.perf.annotate import SLOW, Weights
 from ksym_plugin.perf.lines import Cutter
+from ksym_plugin.stacks.inline import Inliner
 from ksym_plugin.stacks.spelling import CONTROLS, Style, spelled, task
 
 TYPE_CHECKING = False
@@ -31,10 +32,11 @@ class Options:
     """How to fold; by default as stackcollapse-perf.pl does.
 
     ``event`` is the only one counted, None for the first that comes. ``srcline`` says that
-    a line with the source follows each frame (perf script -F +srcline).
+    a line with the source follows each frame (perf script -F +srcline). ``inline`` asks
+    addr2line what was inlined, with ``context`` also for source lines.
     """
 
-    __slots__ = ("event", "pid", "srcline", "style", "tid")
+    __slots__ = ("context", "event", "inline", "pid", "srcline", "style", "tid")
 
     def __init__(
         self,
@@ -43,27 +45,33 @@ class Options:
         tid: bool = False,
         event: bytes | None = None,
         srcline: bool = False,
+        inline: bool = False,
+        context: bool = False,
     ) -> None:
         self.style = style or Style()
         self.pid = pid
         self.tid = tid
         self.event = event
         self.srcline = srcline
+        self.inline = inline
+        self.context = context
 
 
 class _Pieces(dict[bytes, "bytes | None"]):
     """How a line within a sample is spelled; None for all that has to be looked at."""
 
-    def __init__(self, style: Style, is_java: bool) -> None:
+    def __init__(self, style: Style, is_java: bool, inliner: Inliner | None) -> None:
         super().__init__()
         self._style = style
         self._is_java = is_java
+        self._inliner = inliner
 
     def __missing__(self, line: bytes) -> bytes | None:
         frame = text.parse(line, False)
         if not isinstance(frame, text.FrameLine):
             return None
-        piece = spelled(frame, self._style, self._is_java)
+        piece = self._inliner.expand(frame) if self._inliner is not None else b""
+        piece = piece or spelled(frame, self._style, self._is_java)
         if not piece:
             return None
         if len(line) <= _KEPT:
@@ -73,24 +81,50 @@ class _Pieces(dict[bytes, "bytes | None"]):
         return piece
 
 
+class Sums:
+    """What a text was folded to: ``counts`` by stack.
+
+    ``passed_over`` counts samples of other events, by event, and ``unparsed`` lines that
+    are neither header nor frame.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[bytes, int] = {}
+        self.passed_over: dict[bytes, int] = {}
+        self.unparsed = 0
+
+    def add(self, other: Sums) -> None:
+        """Take in the stacks of another part of the same text."""
+        for mine, theirs in (
+            (self.counts, other.counts),
+            (self.passed_over, other.passed_over),
+        ):
+            for what, count in theirs.items():
+                mine[what] = mine.get(what, 0) + count
+        self.unparsed += other.unparsed
+
+    def lines(self) -> Iterable[bytes]:
+        """The folded stacks in order, each with its line end."""
+        return (b"%s %d\n" % (stack, self.counts[stack]) for stack in sorted(self.counts))
+
+
 class Folder:
-    """Text in by ``feed``, ``close`` at its end, then ``lines``.
+    """Text in by ``feed``, ``close`` at its end; ``sums`` is the result.
 
     With a ``renamer`` kernel frames are repaired first.
     """
 
     def __init__(self, options: Options, renamer: Renamer | None = None) -> None:
-        self.counts: dict[bytes, int] = {}
+        self.sums = Sums()
         #: The event that is counted, once it is known.
         self.event = options.event
-        #: Samples of other events, by event.
-        self.passed_over: dict[bytes, int] = {}
-        self.unparsed = 0
+        self._counts = self.sums.counts
         self._options = options
         self._renamer = renamer
         self._weights = Weights(renamer) if renamer is not None else None
-        self._native = _Pieces(options.style, False)
-        self._java = _Pieces(options.style, True)
+        inliner = Inliner(options.context) if options.inline else None
+        self._native = _Pieces(options.style, False, inliner)
+        self._java = _Pieces(options.style, True, inliner)
         self._cutter = Cutter()
         #: Whether a sample can begin here: at the start, and after a blank line.
         self._is_start = True
@@ -103,7 +137,7 @@ class Folder:
 
     def feed(self, data: bytes) -> None:
         _, whole, after = self._cutter.cut(data)
-        self.unparsed += bool(after)
+        self.sums.unparsed += bool(after)
         if whole:
             self._lines(whole)
 
@@ -112,10 +146,6 @@ class Folder:
         if rest:
             self._line(rest)
         self._finish()
-
-    def lines(self) -> Iterable[bytes]:
-        """The folded stacks in order, each with its line end."""
-        return (b"%s %d\n" % (stack, self.counts[stack]) for stack in sorted(self.counts))
 
     def _lines(self, whole: bytes) -> None:
         pieces = whole[:-1].split(b"\n\n")
@@ -156,7 +186,7 @@ class Folder:
             return False
         if self._renamer is not None:
             self._renamer.tally.confirmed += weight
-        self.counts[joined] = self.counts.get(joined, 0) + self._period
+        self._counts[joined] = self._counts.get(joined, 0) + self._period
         self._task = None
         return True
 
@@ -166,7 +196,8 @@ class Folder:
         self._is_start = False
         if header.event and header.event != self.event:
             if self.event is not None:
-                self.passed_over[header.event] = self.passed_over.get(header.event, 0) + 1
+                others = self.sums.passed_over
+                others[header.event] = others.get(header.event, 0) + 1
                 return
             self.event = header.event
         if self._renamer is not None:
@@ -195,7 +226,7 @@ class Folder:
             self._stack.append(self._task)
             self._stack.reverse()
             stack = b";".join(self._stack)
-            self.counts[stack] = self.counts.get(stack, 0) + self._period
+            self._counts[stack] = self._counts.get(stack, 0) + self._period
         self._stack = []
         self._task = None
 
@@ -216,7 +247,7 @@ class Folder:
             self._awaits_source = False
             self._source(line)
         elif not line.startswith(b"#") and not text.is_record(line):
-            self.unparsed += 1
+            self.sums.unparsed += 1
 
     def _frame(self, line: bytes, frame: text.FrameLine) -> None:
         self._is_start = False
