@@ -72,12 +72,15 @@ class Account:
         return frame
 
     def add(self, event: str, comm: str, frames: Sequence[str]) -> None:
-        """A sample; its frames leaf first."""
+        """A sample; its frames leaf first.
+
+        Of one that did not end in the kernel nothing below it can have been there.
+        """
         self.samples += 1
         self.events[event] = self.events.get(event, 0) + 1
-        if not frames:
+        if not frames or frames[0] == ELSEWHERE:
             return
-        self.kernel += frames[0] != ELSEWHERE
+        self.kernel += 1
         if frames[0].startswith(_BPF):
             program, function = self._frames[int(frames[0][1:])]
             program.own += 1
