@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command(
     name="flamegraph",
     short_help="Draw folded stacks from anywhere.",
-    epilog="Example: perf script | ksym fold | ksym flamegraph > flames.svg",
+    epilog="Example: ksym flamegraph stacks.folded > flames.svg",
 )
 @click.option("-o", "--output", metavar="FILE", help="Where to write to.  [default: stdout]")
 @click.option(

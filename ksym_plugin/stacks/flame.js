@@ -62,7 +62,7 @@
       if (below && startOf(i) <= startOf(focus) && end(i) >= end(focus)) {
         place(i, pad, width - 2 * pad);
       } else if (!below && startOf(i) >= startOf(focus) && end(i) <= end(focus)
-          && totalOf(i) * scale >= 0.1) {
+          && totalOf(i) * scale >= data.least) {
         place(i, pad + (startOf(i) - startOf(focus)) * scale, totalOf(i) * scale);
       } else {
         rects[i].setAttribute("display", "none");

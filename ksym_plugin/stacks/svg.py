@@ -104,6 +104,7 @@ def draw(
         "column": _COLUMN,
         "width": width,
         "fixed": picture.width,
+        "least": picture.least,
         "height": height,
         "levels": levels,
         "inverted": picture.inverted,
