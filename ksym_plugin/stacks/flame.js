@@ -13,6 +13,7 @@
   const totalOf = i => boxes[FIELDS * i + 2], ownOf = i => boxes[FIELDS * i + 3];
   const nameOf = i => boxes[FIELDS * i + 4];
   const end = i => startOf(i) + totalOf(i);
+  const alone = svg === document.documentElement;
   let focus = 0, width = data.width, shown = -1;
 
   const make = (space, tag, attributes, parent) => {
@@ -129,10 +130,13 @@
   };
   const hide = () => { shown = -1; over.setAttribute("display", "none"); };
 
+  // What is lower than the window is made as high: a tooltip needs the room.
   const fit = () => {
     width = Math.max(640, data.fixed || document.documentElement.clientWidth || data.width);
+    const height = alone ? Math.max(data.height, window.innerHeight) : data.height;
     svg.setAttribute("width", width);
-    svg.setAttribute("viewBox", `0 0 ${width} ${data.height}`);
+    svg.setAttribute("height", height);
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     bar.setAttribute("x", width - pad - 480);
     draw();
   };
@@ -158,7 +162,7 @@
     }
   });
   fit();
-  if (svg === document.documentElement) {
+  if (alone) {
     window.addEventListener("scroll", follow);
     if (!inverted) window.scrollTo(0, data.height);
     follow();

@@ -209,3 +209,13 @@ def test_labels_stay_within_their_frames(browser: chromium.Chromium, tmp_path: P
     })()""")
     assert over == []
     assert page.browser.ask("document.querySelectorAll('.labels text').length") > 10
+
+
+def test_a_tooltip_has_room_beside_a_low_picture(page: Page) -> None:
+    page.browser.move(*page.over(PROGRAM))
+    inside = page.browser.ask("""(() => {
+      const tip = document.querySelector(".tip").getBoundingClientRect();
+      const all = document.documentElement.getBoundingClientRect();
+      return tip.height > 30 && tip.bottom <= all.bottom && tip.right <= all.right;
+    })()""")
+    assert inside
