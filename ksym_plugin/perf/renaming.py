@@ -130,8 +130,7 @@ class Renamer:
             return line
         address = frame.address
         name, dso = _perf_name(frame)
-        if name and frame.offset and is_core(dso) and len(self._witnesses) < _WITNESSES:
-            self._witnesses[address] = int(frame.offset, 16)
+        self._note(frame, name, dso)
         answer = self._answer(address)
         is_wanting = not name or is_bpf_name(name, dso)
         if self._running is not None and is_wanting and isinstance(answer, Reason):
@@ -146,7 +145,9 @@ class Renamer:
             return _rewritten(line, frame, spelled(held) + offset, _dso(held, dso))
         if held is None:
             return _rewritten(line, frame, "[unknown]", "[unknown]") if name else line
-        return line if held == name else _rewritten(line, frame, held, None)
+        if held == name:
+            return line
+        return _rewritten(line, frame, held + frame.offset.decode("ascii"), None)
 
     def report(self) -> list[str]:
         """The tally as text, and why the running system was not asked."""
@@ -157,6 +158,7 @@ class Renamer:
         if not is_kernel(frame):
             return True
         name, dso = _perf_name(frame)
+        self._note(frame, name, dso)
         if not name or is_bpf_name(name, dso) or (self._follow and not is_core(dso)):
             return False
         answer = self._answer(frame.address)
@@ -194,14 +196,26 @@ class Renamer:
 
     # The running system
 
+    def _note(self, frame: FrameLine, name: str, dso: str) -> None:
+        """Keep where a function of the core image begins, by perf."""
+        is_told = name and frame.offset and is_core(dso) and not is_bpf_name(name, dso)
+        if self._running is not None and is_told and len(self._witnesses) < _WITNESSES:
+            self._witnesses[frame.address] = int(frame.offset, 16)
+
     def _ask_running(self) -> None:
+        if self._doubt and not self._witnesses:
+            self.problem = _NOT_SHOWN
+            return
         ask, self._running = self._running, None
         if ask is None:
             return
+        self.problem = ""
         past, statics = ask()
+        if statics is None:  # It has said why.
+            return
         verdict = _verdict(self._witnesses, statics)
-        if statics is None or verdict < 0 or (self._doubt and not verdict):
-            self.problem = _NOT_SHOWN if verdict >= 0 else _CONTRADICTED
+        if verdict < 0 or (self._doubt and not verdict):
+            self.problem = _CONTRADICTED if verdict < 0 else _NOT_SHOWN
             return
         self._resolver = Resolver(self._past or past, statics)
 
@@ -236,11 +250,11 @@ def _doubtful(frame: Frame) -> int:
     return (EXACT, GRACE).index(frame.certainty) if frame.certainty in (EXACT, GRACE) else 2
 
 
-def _verdict(witnesses: dict[int, int], statics: Kallsyms | None) -> int:
+def _verdict(witnesses: dict[int, int], statics: Kallsyms) -> int:
     """How many more of perf's names a table agrees with than not: name begins where it does."""
     verdict = 0
-    for address, offset in witnesses.items() if statics is not None else ():
-        found = statics.find(address) if statics is not None else None
+    for address, offset in witnesses.items():
+        found = statics.find(address)
         agrees = isinstance(found, Symbol) and found.start == address - offset
         verdict += 1 if agrees else -1
     return verdict

@@ -23,7 +23,8 @@ _BPF_DSO: Final = b"[bpf]"
 _ANONYMOUS: Final = b"(anonymous namespace)"
 #: A just-in-time compiler's inlined functions: ``A->B->C``; C++ has an operator of that name.
 _INLINING: Final = re.compile(rb"(?<!operator)->")
-_BRACKET: Final = re.compile(rb"[<>(){}\[\]]")
+#: Brackets, and C++'s operators that are spelled with some.
+_BRACKET: Final = re.compile(rb"operator(?:->\*?|<=>|<<=?|>>=?|[<>]=?)|[<>(){}\[\]]")
 _OPENING: Final = frozenset(b"<({[")
 _MODULE_FILE: Final = re.compile(rb"\.ko(?:\.[a-z0-9]{2,4})?\Z")
 _IMAGE_FILE: Final = re.compile(rb"vmlinux[A-Za-z0-9._-]*\Z")
@@ -89,8 +90,10 @@ def _without_arguments(name: bytes) -> bytes:
     depth = 0
     for found in _BRACKET.finditer(name):
         at = found.start()
+        if found.end() - at > 1:
+            continue
         if name[at] not in _OPENING:
-            depth -= 1
+            depth = max(depth - 1, 0)
             continue
         if name[at] == 0x28 and depth == 0 and at:
             is_of_name = name.startswith(_ANONYMOUS, at) or name[at - 1] == 0x2E
