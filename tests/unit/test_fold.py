@@ -162,14 +162,10 @@ def test_numbers_that_are_none() -> None:
 
 def test_source_lines() -> None:
     text = (
-        (
-            b"a.out 35081 252436.005167:     667783 cycles:\n"
-            b"\t                408ebb some_method+0x8b (/full/path/to/a.out)\n  uniform.h:300\n"
-            b"\t            7f6d2148eb25 start_main+0xd5 (/lib64/libc-2.33.so)\n  libc-2.33.so[27b25]\n"
-            b"\t          7ffc71ee9580 [unknown] ([unknown])\n\n"
-        )
-        .replace(b"\t                408ebb", b"\t          408ebb")
-        .replace(b"\t            7f", b"\t    7f")
+        b"a.out 35081 252436.005167:     667783 cycles:\n"
+        b"\t          408ebb some_method+0x8b (/full/path/to/a.out)\n  uniform.h:300\n"
+        b"\t    7f6d2148eb25 start_main+0xd5 (/lib64/libc-2.33.so)\n  libc-2.33.so[27b25]\n"
+        b"\t    7ffc71ee9580 [unknown] ([unknown])\n\n"
     )
     assert folded(text, srcline=True) == {
         "a.out;[unknown];start_main:libc-2.33.so;some_method:uniform.h:300": 667783
@@ -311,7 +307,8 @@ def test_as_stackcollapse_perf_published_it(source: Path, option: str, expected:
 
 @pytest.mark.parametrize("source, option, expected", reference("inferno"))
 def test_as_inferno_published_it(source: Path, option: str, expected: Path) -> None:
-    text = gzip.open(source).read() if source.suffix == ".gz" else source.read_bytes()
+    text = source.read_bytes()
+    text = gzip.decompress(text) if source.suffix == ".gz" else text
     # Quotes go here, as in stackcollapse-perf.pl; so inferno's own tests have it.
     wanted = re.sub(rb"[\"']", b"", expected.read_bytes())
     if "rust" in source.name or source.name == "single-event.txt":

@@ -119,7 +119,7 @@ def test_headers(
         b"t x cycles:",
         b"t 7/x cycles:",
         b"the time is 5.000000",
-        b" instruction trace error type 1 time 2472089.651285037 cpu -1 pid 1439745 ip 0x7f (foo.so)",
+        b" instruction trace error type 1 time 2472089.651285037 cpu -1 pid 14 ip 0x7f (foo.so)",
         b"t 0 [000] 5.000000: PERF_RECORD_LOST lost 5",
         b"t 0 5.000000: PERF_RECORD_COMM: a:1/1",
     ],
