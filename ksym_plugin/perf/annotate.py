@@ -7,6 +7,8 @@ sample of such lines passes in one piece.
 
 from __future__ import annotations
 
+import re
+
 from ksym_plugin.perf import text
 from ksym_plugin.perf.lines import Cutter
 from ksym_plugin.perf.renaming import is_kernel
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 #: What is kept of lines: how many, and how long at the most.
 _MOST: Final = 1 << 17
 _KEPT: Final = 1 << 10
+#: A user frame as perf prints it: most of them, at a glance.
+_USER: Final = re.compile(rb"\t *(?:[0-9a-f]{1,15}|[0-7][0-9a-f]{15}) .* \(.*\)", re.DOTALL)
 #: Weighs more than all the frames of any sample.
 SLOW: Final = 1 << 40
 
@@ -35,10 +39,12 @@ class Weights(dict[bytes, int]):
     def __missing__(self, line: bytes) -> int:
         if not line:
             return 0
-        frame = text.parse(line, False)
-        if not isinstance(frame, text.FrameLine) or not self._renamer.is_settled(frame):
-            return SLOW
-        weight = 1 if is_kernel(frame) else 0
+        weight = 0
+        if not _USER.fullmatch(line):
+            frame = text.parse(line, False)
+            if not isinstance(frame, text.FrameLine) or not self._renamer.is_settled(frame):
+                return SLOW
+            weight = 1 if is_kernel(frame) else 0
         if len(line) <= _KEPT:
             if len(self) >= _MOST:
                 self.clear()

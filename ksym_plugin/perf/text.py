@@ -15,6 +15,7 @@ a line takes time in proportion to its length, whatever is in it.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ _OFFSET: Final = re.compile(rb"\+0x[0-9a-f]+\Z")
 _ALIGNED: Final = 17
 #: An address in a payload; shorter numbers there are mostly something else.
 _IN_PAYLOAD: Final = re.compile(rb"(?<![^ \t])[0-9a-f]{9,16}(?=[ \t])")
+#: How much is kept of what stands behind times: how many of them, how long at the most.
+_MOST: Final = 1 << 10
+_KEPT: Final = 1 << 8
 _BRANCH: Final = b" => "
 
 
@@ -62,7 +66,13 @@ class Header:
     __slots__ = ("comm", "event", "fraction", "payload", "period", "pid", "seconds", "tid")
 
     def __init__(
-        self, comm: bytes, pid: bytes, tid: bytes, seconds: bytes, fraction: bytes, rest: bytes
+        self,
+        comm: bytes,
+        pid: bytes,
+        tid: bytes,
+        seconds: bytes,
+        fraction: bytes,
+        told: tuple[bytes, bytes, bytes],
     ) -> None:
         self.comm = comm
         #: The process where both are printed, else empty.
@@ -70,7 +80,7 @@ class Header:
         self.tid = tid
         self.seconds = seconds
         self.fraction = fraction
-        self.period, self.event, self.payload = event_of(rest)
+        self.period, self.event, self.payload = told
 
     def window(self) -> tuple[int, int] | None:
         """First and last ns that the time can stand for: perf cuts it off after the last digit."""
@@ -122,11 +132,12 @@ def header(line: bytes) -> Header | None:
                 return _without_time(line)
             seconds, fraction, rest = found.groups()
             comm, pid, tid = line[: found.start()].rstrip(_BLANKS), b"", b""
-    if rest.lstrip(_BLANKS).startswith(_RECORD):
+    told = event_of(rest)
+    if told is None:
         return None
     if tid is None:
         pid, tid = b"", pid
-    return Header(comm or b"", pid, tid, seconds, fraction, rest)
+    return Header(comm or b"", pid, tid, seconds, fraction, told)
 
 
 def parse(line: bytes, is_start: bool) -> Header | FrameLine | None:
@@ -154,7 +165,7 @@ def _without_time(line: bytes) -> Header | None:
     if not comm or not pid.isdigit() or (slash and not tid.isdigit()):
         return None
     pid, tid = (pid, tid) if slash else (b"", pid)
-    return Header(comm, pid, tid, b"", b"", event)
+    return Header(comm, pid, tid, b"", b"", (b"", event[:-1], b""))
 
 
 def _last_word(text: bytes) -> tuple[bytes, bytes]:
@@ -168,13 +179,23 @@ def is_record(line: bytes) -> bool:
     return _RECORD in line
 
 
-def event_of(rest: bytes) -> tuple[bytes, bytes, bytes]:
-    """Period, event and payload of what follows the time in a header."""
+def event_of(rest: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """Period, event and payload of what follows the time; None for a side-band record."""
+    return _known_event_of(rest) if len(rest) <= _KEPT else _read_event(rest)
+
+
+def _read_event(rest: bytes) -> tuple[bytes, bytes, bytes] | None:
+    if rest.lstrip(_BLANKS).startswith(_RECORD):
+        return None
     found = _EVENT.match(rest)
     if found is None:
         return b"", b"", rest
     period, event, payload = found.groups()
     return period or b"", event, payload or b""
+
+
+#: Where there is no payload, samples have little of their own here.
+_known_event_of = lru_cache(_MOST)(_read_event)
 
 
 def frame(line: bytes) -> FrameLine | None:
