@@ -98,14 +98,23 @@ class Annotator:
         self._begin_sample(header)
         if not lines:
             return piece
-        weight = sum(map(self._weights.__getitem__, lines))
+        weights = list(map(self._weights.__getitem__, lines))
+        weight = sum(weights)
         if weight >= SLOW:
-            return b"\n".join((first, *map(self._line, lines)))
+            return b"\n".join((first, *map(self._weighed, lines, weights)))
         self._tally.confirmed += weight
         self._has_frames = bool(lines[0])
         if not lines[-1]:
             self._blank()
         return piece
+
+    def _weighed(self, line: bytes, weight: int) -> bytes:
+        """A line that may be known to stay as it is."""
+        if weight >= SLOW or not line:
+            return self._line(line)
+        self._has_frames = True
+        self._tally.confirmed += weight
+        return line
 
     def _begin_sample(self, header: text.Header | None) -> None:
         self._renamer.begin(header)

@@ -196,8 +196,20 @@ class Folder:
         self._begin(header)
         if lines and not self._count(lines):
             for line in lines:
-                self._line(line)
+                self._line_within(line)
         return True
+
+    def _line_within(self, line: bytes) -> None:
+        """A line of a sample; how it is spelled may be known."""
+        piece = self._pieces[line]
+        weight = 0 if self._weights is None else self._weights[line]
+        if piece is None or weight >= SLOW or self._task is None:
+            self._line(line)
+            return
+        self._stack.append(piece)
+        self._awaits_source = self._options.srcline
+        if self._renamer is not None:
+            self._renamer.tally.confirmed += weight
 
     def _count(self, lines: list[bytes]) -> bool:
         """Count a sample with these frames; False, and nothing done, if they are no such."""
