@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 _SECTIONS: Final = (
     ("Record", (doctor.command, record.command)),
     ("Look back", (show.command, resolve.command)),
-    ("Name a profile", (script.command, annotate.command)),
-    ("Draw and account", (fold.command, flamegraph.command, report.command)),
+    (
+        "Profile",
+        (script.command, report.command, annotate.command, fold.command, flamegraph.command),
+    ),
 )
 #: What a shell reports for a process that died of SIGPIPE, and of SIGINT.
 _BROKEN_PIPE: Final = 141

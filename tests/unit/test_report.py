@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ksym_plugin import kernel_id
-from ksym_plugin.cli import cli
 from ksym_plugin.cli import report as command
 from ksym_plugin.perf.handler import Handler, Options
 from ksym_plugin.perf.report import ReportOutput
@@ -27,6 +25,7 @@ from ksym_plugin.symbols import Lifetime, Load
 from tests import demo
 from tests.unit.helpers import BASE, load
 from tests.unit.perf_events import CORE, GUEST_KERNEL, SECOND, VMLINUX, event, node
+from tests.unit.test_svg import ksym
 
 MAIN, SUB, OTHER = (f"bpf_prog_{n:016x}_{name}" for n, name in enumerate(("main", "sub", "other")))
 TRAMPOLINE = "bpf_trampoline_7"
@@ -211,7 +210,7 @@ def run(shipped: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     def runner(*words: str, document: dict[str, Any] | None = None) -> Any:
         given = json.loads(json.dumps(shipped if document is None else document))
         monkeypatch.setattr(command, "account", lambda *_: given)
-        return CliRunner().invoke(cli, ["report", *words])
+        return ksym("report", *words)
 
     return runner
 
@@ -286,6 +285,6 @@ def test_perf_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     fake.write_text("#!/bin/sh\necho no such file >&2\nexit 129\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
-    done = CliRunner().invoke(cli, ["report", "-i", "nowhere"])
+    done = ksym("report", "-i", "nowhere")
     assert done.exit_code == 1
     assert "perf script failed (status 129)" in done.stderr

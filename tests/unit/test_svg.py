@@ -7,7 +7,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -194,8 +194,16 @@ def test_cut(name: str, room: int, text: str) -> None:
 # The command
 
 
-def run(text: str | bytes, *words: str) -> object:
-    return CliRunner().invoke(cli, ["flamegraph", *words], input=text)
+def run(text: str | bytes, *words: str) -> Result:
+    return ksym("flamegraph", *words, stdin=text)
+
+
+def ksym(*words: str, stdin: str | bytes = "") -> Result:
+    try:
+        runner = CliRunner(mix_stderr=False)  # click before 8.2
+    except TypeError:
+        runner = CliRunner()
+    return runner.invoke(cli, words, input=stdin)
 
 
 def test_command_draws_stdin(tmp_path) -> None:
