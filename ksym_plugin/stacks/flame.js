@@ -95,7 +95,9 @@
       }
     }
     svg.classList.toggle("searching", Boolean(pattern));
-    found.textContent = pattern ? percent(matched, totalOf(0)) + " matched" : "";
+    // Frames that are not drawn cannot be searched.
+    const bound = data.hidden ? "at least " : "";
+    found.textContent = pattern ? bound + percent(matched, totalOf(0)) + " matched" : "";
   };
   const clear = () => { input.value = ""; search(); input.blur(); };
 

@@ -105,6 +105,7 @@ def draw(
         "width": width,
         "fixed": picture.width,
         "least": picture.least,
+        "hidden": laid.hidden > 0,
         "height": height,
         "levels": levels,
         "inverted": picture.inverted,

@@ -149,6 +149,12 @@ def test_search_says_how_much_matched(page: Page, pattern: str) -> None:
     assert page.search(pattern) == f"{matched:.2f} % matched"
 
 
+def test_what_is_not_drawn_cannot_be_searched(browser: chromium.Chromium, tmp_path: Path) -> None:
+    counts = {"a;big": 99_999, "a;tiny": 1}
+    page = Page(browser, tmp_path / "tiny.svg", "".join(draw(counts, Picture())))
+    assert page.search("tiny") == "at least 0.00 % matched"
+
+
 def test_search_marks_what_matched_and_escape_clears_it(page: Page) -> None:
     page.search("count")
     assert "hit" in page.look(PROGRAM)["classes"]
