@@ -16,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ksym_plugin.perf.renaming import Renamer
+
 
 @click.command(
     name="annotate",
@@ -56,11 +58,17 @@ def _annotate(text: texts.Text, history: str | None, clock: str | None) -> None:
         try:
             _write(map(annotator.feed, text.pieces()))
             _write([annotator.close()])
-        finally:
-            for line in renamer.report():
-                say(line)
-            if renamer.tally.unparsed and not renamer.tally.frames:
-                say("nothing was repaired; if this is folded stacks, say --folded")
+        except KeyboardInterrupt:  # How an endless text ends.
+            _report(renamer)
+            raise
+        _report(renamer)
+
+
+def _report(renamer: Renamer) -> None:
+    for line in renamer.report():
+        say(line)
+    if renamer.tally.unparsed and not renamer.tally.frames:
+        say("nothing was repaired; if this is folded stacks, say --folded")
 
 
 def _repair(text: texts.Text, history: str | None, at: int | None, clock: str | None) -> None:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 KERNEL_HALF: Final = 1 << 63
 _GUEST: Final = b"[guest."
 _KERNEL_DSO: Final = "[kernel.kallsyms]"
+#: perf's time of a sample that has none is 0 or all ones, by its version.
+_NO_TIME: Final = 1 << 63
 #: A time that nothing covers.
 _OUTSIDE: Final = (-1, -1)
 _COARSE: Final = Reason("two symbols followed each other here within what perf prints of the time")
@@ -182,7 +184,7 @@ class Renamer:
     def _place(self) -> tuple[int, int]:
         """The sample's window in CLOCK_MONOTONIC."""
         window = self._header.window() if self._header is not None else None
-        if window is None or not window[1]:
+        if window is None or not 0 < window[0] < _NO_TIME:
             return _OUTSIDE
         if self._clocks is None:
             return window

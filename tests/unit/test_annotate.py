@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -136,6 +137,47 @@ def test_times_are_on_a_clock() -> None:
     assert annotated(text, Renamer(one_place(), clocks, "monotonic")) == text
     with pytest.raises(KsymError, match="perf clock"):
         Renamer(one_place(), ClockMap([Instant(1, 1, 1, None)]), None)
+
+
+def test_a_sample_without_a_time_is_at_none() -> None:
+    for stamp in ("0.000000", "18446744073.709551"):
+        text = sample(stamp)
+        past = timeline_of(load(PLACE, 64, A, (0, 1)))
+        assert annotated(text, renamer(past)) == text
+
+
+def test_a_history_that_is_being_written_is_waited_for() -> None:
+    past = one_place()
+    clocks = ClockMap([Instant(1, 1, 1, 1)])
+    asked: list[int] = []
+
+    def follow(until: int) -> tuple[int, ClockMap]:
+        asked.append(until)
+        return (until + SECOND if until < 7 * SECOND else 7 * SECOND), clocks
+
+    by = Renamer(past, clocks, "monotonic", follow=follow)
+    core = b"\tffffffff81000404 alpha+0x4 ([kernel.kallsyms])\n"
+    text = b"".join(sample(f"{time}.500000") for time in (5, 6, 6, 8, 9))
+    out = annotated(text + sample("10.0", core), by)
+    # Not for a time that is covered; nor again once its writer does not get on.
+    assert asked == [5_500_000_999, 8_500_000_999]
+    assert (out.count(A.encode()), out.count(B.encode())) == (1, 4)
+
+
+def test_a_reader_that_goes_is_no_error(recorded: str) -> None:
+    child = ksym("annotate", "-H", recorded, "--clock", "monotonic")
+    assert child.stdin and child.stdout and child.stderr
+    child.stdout.close()
+    try:
+        for _ in range(1000):
+            child.stdin.write(sample("5.500000") * 1000)
+    except BrokenPipeError:
+        pass
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.close()
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    assert child.wait(60) == 141
 
 
 def test_the_running_system_has_to_be_the_text_s() -> None:
