@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command(
     name="annotate",
     short_help="Repair perf script text, or folded stacks.",
-    epilog="Example: perf script | ksym annotate | stackcollapse-perf.pl",
+    epilog="Example: ksym annotate perf.txt | stackcollapse-perf.pl > folded.txt",
 )
 @options.history
 @options.clock

@@ -18,7 +18,7 @@ _MOST_NAMED = 10
 @click.command(
     name="fold",
     short_help="Fold perf script text for flame graphs.",
-    epilog="Example: perf script | ksym fold --all | flamegraph.pl > flames.svg",
+    epilog="Example: ksym fold --all perf.txt | flamegraph.pl > flames.svg",
 )
 @options.history
 @options.clock
