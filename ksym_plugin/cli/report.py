@@ -57,6 +57,7 @@ _SORTS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
     type=click.Choice(CLOCKS),
     help="The clock of the samples, where perf.data does not tell.",
 )
+@click.option("--event", metavar="NAME", help="Of which event.  [default: most samples]")
 @click.option(
     "--sort",
     type=click.Choice(list(_SORTS)),
@@ -71,6 +72,7 @@ def command(
     data: str | None,
     history: str | None,
     clock: str | None,
+    event: str | None,
     sort: str,
     as_json: bool,
     pattern: str,
@@ -84,14 +86,12 @@ def command(
     name, or a whole one with * and ?. PERF OPTIONS go to perf script. In JSON, times are
     nanoseconds of CLOCK_MONOTONIC.
     """
-    found = account(data, history, clock, perf_options)
+    found = _chosen(account(data, history, clock, perf_options), event)
     rows = [row for row in found["programs"] if fnmatchcase(row["name"], _glob(pattern))]
     rows.sort(key=_SORTS[sort])
     if as_json:
         write_json({**found, "programs": rows})
         return
-    if len(found["events"]) > 1:
-        say("samples of several events are counted alike; take one with: -- --event NAME")
     write_lines(_summary(found))
     if rows:
         write_lines(("", _HEAD, *map(_line, rows)))
@@ -101,15 +101,29 @@ def command(
 
 def account(
     data: str | None, history: str | None, clock: str | None, perf_options: tuple[str, ...]
-) -> dict[str, Any]:
-    """What the handler counts within perf script; Failure if that fails."""
+) -> list[dict[str, Any]]:
+    """What the handler counts within perf script, an event each; Failure if that fails."""
     call, environment = handled(data, history, "report", clock, perf_options)
     done = subprocess.run(call, env=environment, stdin=None, stdout=subprocess.PIPE, check=False)
     try:
-        document: dict[str, Any] = json.loads(done.stdout)
+        documents: list[dict[str, Any]] = json.loads(done.stdout)
     except ValueError:
         raise Failure(f"perf script failed (status {done.returncode}); see above") from None
-    return document
+    return documents
+
+
+def _chosen(documents: list[dict[str, Any]], event: str | None) -> dict[str, Any]:
+    """The event asked for, or else the one with the most samples."""
+    if not documents:
+        raise Failure("there are no samples in it")
+    names = [document["event"] for document in documents]
+    if event is None:
+        if len(names) > 1:
+            say(f"this is about {names[0]}; --event takes another: {', '.join(names[1:])}")
+        return documents[0]
+    if event not in names:
+        raise Failure(f"there are no samples of {event}; there are some of: {', '.join(names)}")
+    return documents[names.index(event)]
 
 
 def _glob(pattern: str) -> str:
@@ -126,9 +140,8 @@ def _at_least(row: dict[str, Any]) -> float:
 
 def _summary(found: dict[str, Any]) -> Iterator[str]:
     samples, kernel, bpf = found["samples"], found["kernel_samples"], found["bpf_samples"]
-    names = ", ".join(found["events"])
     yield (
-        f"{samples:,} samples{f' of {names}' if names else ''}: {kernel:,} in the kernel"
+        f"{samples:,} samples of {found['event']}: {kernel:,} in the kernel"
         f" ({_percent(kernel, samples)}), {bpf:,} of them in BPF"
         f" ({_percent(bpf, kernel)} of the kernel's)"
     )
@@ -170,8 +183,6 @@ def _tasks(tasks: dict[str, int], total: int) -> str:
 def _why_none(found: dict[str, Any], pattern: str) -> str:
     if found["programs"]:
         return f"no program with samples matches {pattern!r}; there are {len(found['programs'])}"
-    if not found["samples"]:
-        return "there are no samples in it"
     if not found["kernel_samples"]:
         return (
             f"none of the {found['samples']:,} samples ended in the kernel; perf leaves it out"

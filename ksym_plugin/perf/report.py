@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReportOutput:
-    """Samples by BPF program; see ``Account.document``."""
+    """Samples by BPF program; see ``Account.documents``."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -43,6 +43,6 @@ class ReportOutput:
     def close(self) -> None:
         import json
 
-        json.dump(self._account.document(), self._stream)
+        json.dump(self._account.documents(), self._stream)
         self._stream.write("\n")
         self._stream.flush()

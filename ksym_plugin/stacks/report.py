@@ -47,16 +47,24 @@ class Program:
         return max(sorted(self.entries), key=self.entries.__getitem__, default="")
 
 
-class Account:
-    """Counts samples one by one."""
+class Counts:
+    """The samples of one event."""
+
+    __slots__ = ("kernel", "programs", "samples")
 
     def __init__(self) -> None:
         self.samples = 0
         self.kernel = 0
-        self.events: dict[str, int] = {}
-        self._programs: dict[Key, Program] = {}
-        #: By the number in a frame: its program and function.
-        self._frames: list[tuple[Program, str]] = []
+        self.programs: dict[Key, Program] = {}
+
+
+class Account:
+    """Counts samples one by one, those of each event for themselves."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, Counts] = {}
+        #: By the number in a frame: the key of its program, its function, its lifetime.
+        self._frames: list[tuple[Key, str, Lifetime | None]] = []
         self._numbers: dict[tuple[Key, str], str] = {}
 
     def frame(self, name: str, lifetime: Lifetime | None) -> str:
@@ -64,11 +72,8 @@ class Account:
         key = _key(name, lifetime)
         frame = self._numbers.get((key, name))
         if frame is None:
-            program = self._programs.get(key)
-            if program is None:
-                program = self._programs[key] = Program(lifetime)
             frame = self._numbers[key, name] = f"{_BPF}{len(self._frames)}"
-            self._frames.append((program, name))
+            self._frames.append((key, name, lifetime))
         return frame
 
     def add(self, event: str, comm: str, frames: Sequence[str]) -> None:
@@ -76,59 +81,78 @@ class Account:
 
         Of one that did not end in the kernel nothing below it can have been there.
         """
-        self.samples += 1
-        self.events[event] = self.events.get(event, 0) + 1
+        counts = self._events.get(event)
+        if counts is None:
+            counts = self._events[event] = Counts()
+        counts.samples += 1
         if not frames or frames[0] == ELSEWHERE:
             return
-        self.kernel += 1
+        counts.kernel += 1
         if frames[0].startswith(_BPF):
-            program, function = self._frames[int(frames[0][1:])]
+            program, function = self._program(counts, frames[0])
             program.own += 1
             program.functions[function] = program.functions.get(function, 0) + 1
         entered: dict[Program, str] = {}
         for frame in frames:
             if frame.startswith(_BPF):
-                program, function = self._frames[int(frame[1:])]
+                program, function = self._program(counts, frame)
                 entered[program] = function
         for program, function in entered.items():
             program.total += 1
             program.entries[function] = program.entries.get(function, 0) + 1
             program.tasks[comm] = program.tasks.get(comm, 0) + 1
 
-    def document(self) -> dict[str, Any]:
-        """All of it, for JSON; times are ns of CLOCK_MONOTONIC, programs by ``own``."""
-        programs = [program for program in self._programs.values() if program.total]
-        programs.sort(key=lambda program: (-program.own, -program.total, program.name))
-        return {
-            "samples": self.samples,
-            "kernel_samples": self.kernel,
-            "bpf_samples": sum(program.own for program in programs),
-            "events": dict(sorted(self.events.items())),
-            "programs": [self._row(program) for program in programs],
-        }
+    def documents(self) -> list[dict[str, Any]]:
+        """All of it, an event each, for JSON; times are ns of CLOCK_MONOTONIC.
 
-    def _row(self, program: Program) -> dict[str, Any]:
-        life = program.lifetime
-        name = program.name
-        return {
-            "program": life and life.prog_id,
-            "name": name,
-            "kind": bpf_kind(name.rstrip("?")) if life is None else life.symbol.kind,
-            "own": _shares(program.own, self.samples, self.kernel),
-            "total": _shares(program.total, self.samples, self.kernel),
-            "functions": _ranked(program.functions),
-            "tasks": _ranked(program.tasks),
-            "pid": life and life.pid,
-            "comm": life and life.comm,
-            "loaded": life and [max(life.loaded_earliest, 0) or None, life.loaded_latest],
-            "unloaded": life
-            and life.unloaded_latest
-            and [
-                life.unloaded_earliest,
-                life.unloaded_latest,
-            ],
-            "lived": life and [shortest(life), longest(life)],
-        }
+        The event with the most samples is first; programs are ordered by ``own``.
+        """
+        events = sorted(self._events.items(), key=lambda item: (-item[1].samples, item[0]))
+        return [_document(event, counts) for event, counts in events]
+
+    def _program(self, counts: Counts, frame: str) -> tuple[Program, str]:
+        key, function, lifetime = self._frames[int(frame[len(_BPF) :])]
+        program = counts.programs.get(key)
+        if program is None:
+            program = counts.programs[key] = Program(lifetime)
+        return program, function
+
+
+def _document(event: str, counts: Counts) -> dict[str, Any]:
+    programs = sorted(
+        counts.programs.values(), key=lambda program: (-program.own, -program.total, program.name)
+    )
+    return {
+        "event": event,
+        "samples": counts.samples,
+        "kernel_samples": counts.kernel,
+        "bpf_samples": sum(program.own for program in programs),
+        "programs": [_row(program, counts) for program in programs],
+    }
+
+
+def _row(program: Program, counts: Counts) -> dict[str, Any]:
+    life = program.lifetime
+    name = program.name
+    return {
+        "program": life and life.prog_id,
+        "name": name,
+        "kind": bpf_kind(name.rstrip("?")) if life is None else life.symbol.kind,
+        "own": _shares(program.own, counts.samples, counts.kernel),
+        "total": _shares(program.total, counts.samples, counts.kernel),
+        "functions": _ranked(program.functions),
+        "tasks": _ranked(program.tasks),
+        "pid": life and life.pid,
+        "comm": life and life.comm,
+        "loaded": life and [max(life.loaded_earliest, 0) or None, life.loaded_latest],
+        "unloaded": life
+        and life.unloaded_latest
+        and [
+            life.unloaded_earliest,
+            life.unloaded_latest,
+        ],
+        "lived": life and [shortest(life), longest(life)],
+    }
 
 
 def _key(name: str, lifetime: Lifetime | None) -> Key:

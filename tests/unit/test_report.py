@@ -29,6 +29,7 @@ from tests.unit.test_svg import ksym
 
 MAIN, SUB, OTHER = (f"bpf_prog_{n:016x}_{name}" for n, name in enumerate(("main", "sub", "other")))
 TRAMPOLINE = "bpf_trampoline_7"
+NOTHING: dict[str, Any] = {"programs": [], "kernel_samples": 0}
 
 
 def life(name: str, prog_id: int | None = None, open_ended: bool = False) -> Lifetime:
@@ -37,7 +38,13 @@ def life(name: str, prog_id: int | None = None, open_ended: bool = False) -> Lif
 
 
 def rows(account: Account) -> dict[str, dict[str, Any]]:
-    return {row["name"]: row for row in account.document()["programs"]}
+    return {row["name"]: row for row in only(account)["programs"]}
+
+
+def only(account: Account) -> dict[str, Any]:
+    """The document of the only event there is."""
+    (document,) = account.documents() or [NOTHING]
+    return document
 
 
 def counts(account: Account) -> dict[str, tuple[int, int]]:
@@ -56,12 +63,23 @@ def test_own_and_total() -> None:
     account.add("e", "sh", [KERNEL, ELSEWHERE])
     account.add("e", "sh", [ELSEWHERE])
     account.add("e", "sh", [])
-    document = account.document()
+    document = only(account)
     assert counts(account) == {MAIN: (1, 3), OTHER: (1, 1)}
     assert (document["samples"], document["kernel_samples"], document["bpf_samples"]) == (6, 4, 2)
     assert rows(account)[MAIN]["tasks"] == {"sh": 2, "top": 1}
     assert rows(account)[MAIN]["total"]["of_kernel"]["share"] == 3 / 4
     assert rows(account)[MAIN]["total"]["of_all"]["share"] == 3 / 6
+
+
+def test_events_are_counted_apart() -> None:
+    account = Account()
+    main = account.frame(MAIN, life(MAIN, 1))
+    account.add("faults", "sh", [main])
+    for _ in range(3):
+        account.add("cycles", "sh", [KERNEL, main])
+    found = [(one["event"], one["samples"], one["bpf_samples"]) for one in account.documents()]
+    assert found == [("cycles", 3, 0), ("faults", 1, 1)]
+    assert [len(one["programs"]) for one in account.documents()] == [1, 1]
 
 
 def test_recursion_counts_once() -> None:
@@ -86,7 +104,7 @@ def test_programs_of_one_name_are_told_apart() -> None:
     for prog_id in (1, 2):
         account.add("e", "sh", [account.frame(MAIN, life(MAIN, prog_id))])
     account.add("e", "sh", [account.frame(MAIN, None)])
-    assert sorted(str(row["program"]) for row in account.document()["programs"]) == [
+    assert sorted(str(row["program"]) for row in only(account)["programs"]) == [
         "1",
         "2",
         "None",
@@ -126,7 +144,7 @@ def test_against_a_count_by_hand(samples: list[list[str]]) -> None:
     own = Counter(sample[0] for sample in samples)
     total = Counter(name for sample in samples for name in set(sample))
     assert counts(account) == {n: (own[n], total[n]) for n in "ab" if total[n]}
-    assert account.document()["kernel_samples"] == sum(own[n] for n in "kab")
+    assert only(account)["kernel_samples"] == sum(own[n] for n in "kab")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +191,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         guest["callchain"][0]["dso"] = "[guest.kernel.kallsyms]"
         handler.process_event(guest)
         handler.trace_end()
-    return json.loads(out.getvalue())
+    (document,) = json.loads(out.getvalue())
+    return document
 
 
 def test_the_shipped_recording_against_its_truth(shipped: dict[str, Any]) -> None:
@@ -207,9 +226,9 @@ def test_guests_are_not_this_kernel(shipped: dict[str, Any]) -> None:
 def run(shipped: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """The command, with the handler's document in perf's place."""
 
-    def runner(*words: str, document: dict[str, Any] | None = None) -> Any:
+    def runner(*words: str, document: dict[str, Any] | None = None, others: Any = ()) -> Any:
         given = json.loads(json.dumps(shipped if document is None else document))
-        monkeypatch.setattr(command, "account", lambda *_: given)
+        monkeypatch.setattr(command, "account", lambda *_: [given, *others])
         return ksym("report", *words)
 
     return runner
@@ -262,7 +281,6 @@ def test_names_are_not_obeyed_by_a_terminal(run: Any, shipped: dict[str, Any]) -
     "words, changed, reason",
     [
         (["--filter", "none"], {}, "no program with samples matches 'none'; there are 20"),
-        ([], {"programs": [], "samples": 0}, "there are no samples in it"),
         ([], {"programs": [], "kernel_samples": 0}, "perf_event_paranoid"),
         ([], {"programs": []}, "no sample went through a BPF program"),
     ],
@@ -276,8 +294,24 @@ def test_why_there_is_nothing(
     assert "PROGRAM" not in done.stdout
 
 
-def test_several_events_are_said(run: Any, shipped: dict[str, Any]) -> None:
-    assert "several events" in run(document={**shipped, "events": {"a": 1, "b": 2}}).stderr
+def test_an_event_can_be_chosen(run: Any, shipped: dict[str, Any]) -> None:
+    other = {**shipped, "event": "faults", "samples": 5, "programs": []}
+    done = run(others=[other])
+    assert "of cpu-clock" in done.stdout
+    assert "--event takes another: faults" in done.stderr
+    done = run("--event", "faults", others=[other])
+    assert done.stdout.startswith("5 samples of faults")
+    assert "takes another" not in done.stderr
+    done = run("--event", "none", others=[other])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "cpu-clock, faults" in done.stderr
+
+
+def test_no_samples_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "account", lambda *_: [])
+    done = ksym("report")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "ksym: there are no samples in it\n"
 
 
 def test_perf_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
