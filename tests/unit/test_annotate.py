@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin import kernel_id
@@ -36,6 +36,7 @@ from tests.unit.texts import (
     statics,
 )
 
+SLOW_MACHINE = [HealthCheck.too_slow]
 REPO = Path(__file__).parents[2]
 #: A line that the history changes, and what it makes of it.
 LINE = b"\tffffffffc0001004 [unknown] ([unknown])\n"
@@ -258,7 +259,7 @@ def unrepaired(line: bytes) -> tuple[bytes, bytes]:
 
 @given(_TEXTS, st.integers(1, 200))
 @example(b"demo  77 [000] 5.500000:  1 cycles: ffffffffc0001004 [unknown] ([unknown])\r\n", 7)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, suppress_health_check=SLOW_MACHINE, max_examples=300)
 def test_any_bytes_come_out_as_they_went_in_but_for_repaired_symbols(
     text: bytes, piece: int
 ) -> None:
@@ -270,7 +271,7 @@ def test_any_bytes_come_out_as_they_went_in_but_for_repaired_symbols(
 
 
 @given(_TEXTS)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, suppress_health_check=SLOW_MACHINE, max_examples=100)
 def test_repairing_twice_is_repairing_once(text: bytes) -> None:
     once = annotated(text, renamer(one_place()))
     assert annotated(once, renamer(one_place())) == once

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.cli import parts
@@ -28,6 +28,7 @@ from tests.unit.texts import (
     renamer,
 )
 
+SLOW_MACHINE = [HealthCheck.too_slow]
 REPO = Path(__file__).parents[2]
 USER = b"\t          401000 main+0x4 (/bin/x)\n"
 
@@ -203,7 +204,7 @@ def test_every_text_folds_the_same_however_it_comes(path: Path) -> None:
     ).map(b"".join),
     st.integers(1, 99),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, suppress_health_check=SLOW_MACHINE, max_examples=200)
 def test_any_bytes_are_folded_the_same_however_they_come(text: bytes, piece: int) -> None:
     whole = lines_of(text, kernel=True, by=renamer(one_place()))
     assert lines_of(text, kernel=True, by=renamer(one_place()), piece=piece) == whole
