@@ -24,6 +24,7 @@ SUBJECTS = {
     "live": "recorder, live",
     "imports": "handler: start",
     "handler": "handler, embedded in perf",
+    "svg": "flame graphs",
 }
 
 
