@@ -19,10 +19,17 @@ from ksym_plugin.errors import KsymError
 from ksym_plugin.history import History
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.perf import data
-from ksym_plugin.perf.naming import Tally, clean, decide, is_core, spelled
+from ksym_plugin.perf.naming import Repeated, Tally, clean, decide, is_core, spelled
 from ksym_plugin.perf.output import FoldedOutput, TextOutput, say
 from ksym_plugin.resolver import FIRST_MARKER, Resolver
-from ksym_plugin.symbols import BPF_MODULE, OUTSIDE_HISTORY, UNKNOWN_ADDRESS, Frame, Reason
+from ksym_plugin.symbols import (
+    BPF_MODULE,
+    EXACT,
+    OUTSIDE_HISTORY,
+    UNKNOWN_ADDRESS,
+    Frame,
+    Reason,
+)
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -103,6 +110,8 @@ class Handler:
         #: Those met in the sample at hand; and those that stand for several frames.
         self._met: dict[int, str] = {}
         self._inlined: set[int] = set()
+        #: By address, BPF frames that may come again.
+        self._repeated: dict[int, Repeated] = {}
         self._is_this_boot = _is_this_boot(self.recorded)
         self._open_past(histories.find(options.history, data_path))
         self._resolver = Resolver(self._past)
@@ -128,6 +137,8 @@ class Handler:
             self._output.close()
         except OSError as error:
             _give_up_output(error)
+        for repeated in self._repeated.values():
+            repeated.settle(self.tally)
         for line in self.tally.lines():
             say(line)
         if self._history is not None:
@@ -171,12 +182,38 @@ class Handler:
             else:
                 if time_ns is None:
                     time_ns = self._monotonic(event)
-                piece = self._kernel(node, time_ns)
+                piece = self._again(node, time_ns) or self._kernel(node, time_ns)
             pieces.append(piece)
         self.tally.confirmed += confirmed
         if self._met:
             self._keep(bool(chain))
         return pieces
+
+    def _again(self, node: dict[str, Any], time_ns: int) -> str | None:
+        """A BPF frame that came before and cannot have changed since."""
+        repeated = self._repeated.get(node["ip"])
+        if repeated is None or not repeated.since <= time_ns <= repeated.until:
+            return None
+        symbol = node.get("sym")
+        if (symbol["name"] if symbol else "") != repeated.symbol:
+            return None
+        if (node.get("dso") or "") != repeated.dso:
+            return None
+        repeated.times += 1
+        return repeated.piece
+
+    def _remember(self, node: dict[str, Any], frame: Frame, dso: str, piece: str) -> None:
+        """Keep a frame that the history is sure of, for as long as it is."""
+        if frame.module != BPF_MODULE or frame.certainty != EXACT or self._past is None:
+            return
+        address, symbol = node["ip"], node.get("sym")
+        since, until = self._past.steady(address)
+        if since < until:
+            before = self._repeated.get(address)
+            if before is not None:
+                before.settle(self.tally)
+            name = symbol["name"] if symbol else ""
+            self._repeated[address] = Repeated(since, until, name, dso, frame, piece)
 
     def _kernel(self, node: dict[str, Any], time_ns: int) -> str:
         address, symbol, dso = node["ip"], node.get("sym"), node.get("dso") or ""
@@ -191,9 +228,11 @@ class Handler:
         if held is None:
             return self._output.kernel(address, "", None, "" if name else clean(dso))
         if isinstance(held, Frame):
-            return self._output.kernel(
+            piece = self._output.kernel(
                 address, spelled(held), held.offset, _dso(held, dso), held.lifetime
             )
+            self._remember(node, held, dso, piece)
+            return piece
         piece = self._output.kernel(address, held, node.get("sym_off"), clean(dso))
         if is_core(dso) and _is_fixed(answer) and self._met.setdefault(address, piece) != piece:
             self._inlined.add(address)
@@ -343,6 +382,9 @@ class _Live:
     @property
     def extent(self) -> int:
         return self._timeline.extent
+
+    def steady(self, _address: int) -> tuple[int, int]:
+        return 0, -1
 
     def at(self, address: int, time_ns: int) -> Answer:
         answer = self._timeline.at(address, time_ns)

@@ -144,13 +144,14 @@ class FoldedOutput:
         self._stream = stream
         self._stacks: defaultdict[str, int] = defaultdict(int)
         self._names = _Unfoldable()
+        self._files = _InFile()
 
     def user(self, node: dict[str, Any]) -> str:
         """A user frame of perf's callchain; without a name, the file it is in."""
         symbol = node.get("sym")
         if symbol:
             return self._names[symbol["name"]]
-        return _in_file(node.get("dso") or "")
+        return self._files[node.get("dso") or ""]
 
     def kernel(
         self,
@@ -161,7 +162,7 @@ class FoldedOutput:
         _lifetime: Lifetime | None = None,
     ) -> str:
         """A kernel frame; without a name, the module it is in."""
-        return (self._names[name] if name else _in_file(dso)) + "_[k]"
+        return (self._names[name] if name else self._files[dso]) + "_[k]"
 
     def sample(self, event: dict[str, Any], pieces: list[str]) -> None:
         pieces.append(self._names[event.get("comm") or ""])
@@ -190,8 +191,13 @@ class _Unfoldable(dict[str, str]):
         return unfoldable
 
 
-def _in_file(dso: str) -> str:
-    return f"[{dso.rpartition('/')[2].strip('[]').translate(_FOLDED) or 'unknown'}]"
+class _InFile(dict[str, str]):
+    """Files as frames without a name are shown by, each made once."""
+
+    def __missing__(self, dso: str) -> str:
+        inside = dso.rpartition("/")[2].strip("[]").translate(_FOLDED) or "unknown"
+        self[dso] = shown = f"[{inside}]"
+        return shown
 
 
 def _header(event: dict[str, Any], shape: _Shape, tid_width: int, width: int) -> str:
