@@ -110,7 +110,7 @@ class Annotator:
 
     def _weighed(self, line: bytes, weight: int) -> bytes:
         """A line that may be known to stay as it is."""
-        if weight >= SLOW or not line:
+        if weight >= SLOW or not line or self._is_start:
             return self._line(line)
         self._has_frames = True
         self._tally.confirmed += weight

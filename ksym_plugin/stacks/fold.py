@@ -201,6 +201,9 @@ class Folder:
 
     def _line_within(self, line: bytes) -> None:
         """A line of a sample; how it is spelled may be known."""
+        if self._is_start:  # After a line of blanks: this can be a header.
+            self._line(line)
+            return
         piece = self._pieces[line]
         weight = 0 if self._weights is None else self._weights[line]
         if piece is None or weight >= SLOW or self._task is None:
@@ -287,8 +290,11 @@ class Folder:
         elif self._awaits_source:
             self._awaits_source = False
             self._source(line)
-        elif not line.startswith(b"#") and not text.is_record(line):
-            self.sums.unparsed += 1
+        else:
+            if self._is_start:  # Whatever follows, the sample before has ended.
+                self._finish()
+            if not line.startswith(b"#") and not text.is_record(line):
+                self.sums.unparsed += 1
 
     def _frame(self, line: bytes, frame: text.FrameLine) -> None:
         self._is_start = False
@@ -296,7 +302,7 @@ class Folder:
             line = self._renamer.replace(line, frame)
         # Of a frame behind a header the part that is its own.
         own = line[line.rindex(frame.digits, 0, frame.name_at) :]
-        piece = self._pieces[b"\t" + own]
+        piece = self._pieces[b"\t" + b" " * (16 - len(frame.digits)) + own]
         if piece is not None:
             self._stack.append(piece)
             self._awaits_source = self._options.srcline
