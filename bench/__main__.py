@@ -25,6 +25,7 @@ SUBJECTS = {
     "imports": "handler: start",
     "handler": "handler, embedded in perf",
     "svg": "flame graphs",
+    "probe": "the probe in the kernel",
 }
 
 
