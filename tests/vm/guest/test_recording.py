@@ -17,6 +17,8 @@ HANDLER = f"{procs.REPO}/contrib/perf-script/ksym_handler.py"
 CLI = [sys.executable, "-m", "ksym_plugin.cli"]
 #: The emulation is slow: a compilation alone takes ten seconds.
 SECONDS = 240.0
+#: So many programs, and ms for each: a second of samples, which is a minute's work to read.
+SMALL = ("--count", "20", "--ms", "50")
 ENOUGH = 0.995
 
 
@@ -26,7 +28,9 @@ class Recorded:
     def __init__(self, directory: Path, source: str, *options: str) -> None:
         self.history = str(directory / "x.db")
         around = [*CLI, "record", "--source", source, "-o", self.history, "--"]
-        self.said = procs.run([*around, *scenario.command(str(directory), *options)], SECONDS).err
+        self.said = procs.run(
+            [*around, *scenario.command(str(directory), *SMALL, *options)], SECONDS
+        ).err
         found = scenario.Result(str(directory))
         self.data, self.truth = found.data, found.truth
         words = ["perf", "script", "-i", self.data]
@@ -38,7 +42,7 @@ class Recorded:
 
 
 def assert_all_right(score: truth.Score) -> None:
-    assert score.total > 300, score
+    assert score.total > 200, score
     assert score.wrong == 0, score
     assert score.share_right >= ENOUGH, score
 
@@ -57,12 +61,11 @@ def test_two_processes_through_fentry(tmp_path: Path) -> None:
     assert_all_right(Recorded(tmp_path, "fentry", "--mode", "subprograms").scores()[1])
 
 
-@pytest.mark.parametrize("mode", ["turn", "subprograms"])
-def test_perf_of_all_tasks_on_programs_that_are_gone(tmp_path: Path, mode: str) -> None:
+def test_perf_of_all_tasks_on_programs_that_are_gone(tmp_path: Path) -> None:
     """perf knows of their loads, and yet names none of them where it reads kcore."""
-    recorded = Recorded(tmp_path, "kprobe", "--perf", "all", "--mode", mode)
+    recorded = Recorded(tmp_path, "kprobe", "--perf", "all")
     before, after = recorded.scores()
-    print(f"perf -a, {mode}: alone {before}; with the history {after}")
+    print(f"perf -a, gone: alone {before}; with the history {after}")
     assert_all_right(after)
     assert before.share_right < after.share_right
     assert "\0" not in recorded.handled
@@ -74,10 +77,10 @@ def test_perf_of_all_tasks_on_a_program_that_is_there(tmp_path: Path) -> None:
     fd = programs.plain("still_there", 77, work=1500)
     info = rawbpf.info(fd)
     (start,), (length,), name = info.starts, info.lens, rawbpf.kallsyms_bpf()[info.starts[0]]
-    burn = f"from tests.oracle import runner; runner.burn({fd}, 1_500_000_000)"
+    burn = f"from tests.oracle import runner; runner.burn({fd}, 1_000_000_000)"
     run = [sys.executable, "-c", burn]
     words = [*CLI, "record", "--source", "kprobe", "-o", history, "--"]
-    perf = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "999", "-g", "-a", "-o", data, "--"]
+    perf = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "499", "-g", "-a", "-o", data, "--"]
     child = procs.start([*words, *perf, *run], fds=[fd], err=subprocess.PIPE)
     try:
         _, said = child.communicate(timeout=SECONDS)
@@ -99,7 +102,7 @@ def test_perf_of_all_tasks_on_a_program_that_is_there(tmp_path: Path) -> None:
 
     alone, ours = leaves(plain), leaves(handled)
     print(f"perf -a, still loaded: alone {alone.count(name)} of {len(alone)} named right")
-    assert len(ours) == len(alone) > 200
+    assert len(ours) == len(alone) > 100
     assert set(ours) == {name}
     assert "\0" not in handled
     os.close(fd)
