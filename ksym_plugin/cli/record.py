@@ -14,7 +14,7 @@ from ksym_plugin import histories, kernel_text
 from ksym_plugin.cli import costs
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.cli.stopping import Signals, is_foreground
-from ksym_plugin.cli.times import SECOND, size, span
+from ksym_plugin.cli.times import SECOND, ring_size, size, span
 from ksym_plugin.cli.urgency import be_prompt
 from ksym_plugin.clocks import PerfClock
 from ksym_plugin.errors import KsymError, SourceError
@@ -69,16 +69,25 @@ _BY_SIGNAL: Final = 128
 )
 @click.option("--max-age", type=span, metavar="TIME", help="Forget what ended before, such as 7d.")
 @click.option("--max-size", type=size, metavar="SIZE", help="Forget the oldest beyond, such as 1G.")
+@click.option(
+    "--ring",
+    "ring_bytes",
+    type=ring_size,
+    metavar="SIZE",
+    help="Room for what kprobe or fentry tells in a burst.  [default: 4M]",
+)
 @click.option("--stats", is_flag=True, help="Say at the end what recording has cost.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
     ctx: click.Context,
+    *,
     output: str,
     source: str,
     seconds: int | None,
     max_age: int | None,
     max_size: int | None,
+    ring_bytes: int | None,
     stats: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -89,7 +98,7 @@ def command(
     """
     retention = Retention(max_age, max_size)
     with Signals() as signals:
-        status = _record(output, source, seconds, retention, command, signals, stats)
+        status = _record(output, source, ring_bytes, seconds, retention, command, signals, stats)
     ctx.exit(status)
 
 
@@ -115,6 +124,7 @@ class Retention:
 def _record(
     output: str,
     source_name: str,
+    ring_bytes: int | None,
     seconds: int | None,
     retention: Retention,
     command: Sequence[str],
@@ -123,7 +133,7 @@ def _record(
 ) -> int:
     """Record from opening to closing; the exit status."""
     with contextlib.ExitStack() as stack:
-        source, attempts = open_source(source_name)
+        source, attempts = open_source(source_name, ring_bytes)
         stack.callback(source.close)
         if stats:
             _measure(source)
@@ -145,6 +155,8 @@ def _record(
             raise
         before = recorder.changes
         _announce(output, source, attempts, clock)
+        if ring_bytes is not None and "ring_bytes" not in source.stats():
+            say(f"{source.name} has no ring to be sized: --ring changes nothing")
         until = None if seconds is None else time.monotonic_ns() + seconds
         run = Run(recorder, writer, retention, signals, until)
         try:

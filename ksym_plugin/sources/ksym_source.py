@@ -51,8 +51,11 @@ class KsymSource(Source):
     flags: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
 
-    def __init__(self, ring_bytes: int = RING_BYTES, ring: bool | None = None) -> None:
-        """``ring`` False is for perf buffers where there is a choice."""
+    def __init__(self, ring_bytes: int | None = None, ring: bool | None = None) -> None:
+        """``ring_bytes`` is rounded up to a power of two; None is RING_BYTES.
+
+        ``ring`` False is for perf buffers where there is a choice.
+        """
         super().__init__()
         self._taker = Taker()
         self._images_unsure = True
@@ -63,8 +66,7 @@ class KsymSource(Source):
         with ExitStack() as stack:
             self._check(stack)
             use_ring = bpf_maps.has_ring() if ring is None else ring
-            # A power of two, as the kernel wants it.
-            pages = 1 << (max(1, ring_bytes // mmap.PAGESIZE) - 1).bit_length()
+            pages = _pages(RING_BYTES if ring_bytes is None else ring_bytes)
             flags = [f"-DKSYM_RING_PAGES={pages}"] if use_ring else []
             self._program = BccProgram([*self.flags, *flags], self.programs, _MAPS)
             stack.callback(self._program.close)
@@ -201,3 +203,8 @@ class KsymSource(Source):
     def _misses(self) -> int:
         """How often the kernel did not run the programs, because they were running."""
         return sum(prog_info.read(fd).misses for fd in self._program.programs)
+
+
+def _pages(size: int) -> int:
+    """How many pages hold ``size`` bytes: a power of two, as the kernel wants it."""
+    return 1 << (max(1, -(-size // mmap.PAGESIZE)) - 1).bit_length()

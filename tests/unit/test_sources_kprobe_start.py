@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import sys
 import textwrap
@@ -11,7 +12,7 @@ from array import array
 
 import pytest
 
-from ksym_plugin import syscalls
+from ksym_plugin import sources, syscalls
 from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import (
     bcc_module,
@@ -117,6 +118,17 @@ def test_closing_gives_everything_back_and_may_be_repeated(kernel, construct, bc
     assert open_fds() == before
     assert len(bcc.made) == 1
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["kprobe", "fentry"])
+@pytest.mark.parametrize(
+    ("size", "pages"), [(None, 1024), (4097, 2), (5 * 4096, 8), (1 << 20, 256)]
+)
+def test_the_size_of_the_ring_is_passed_on(kernel, bcc, name, size, pages):
+    kernel.setattr(mmap, "PAGESIZE", 4096)
+    source, _ = sources.open_source(name, size)
+    source.close()
+    assert f"-DKSYM_RING_PAGES={pages}" in bcc.made[0]
 
 
 @BOTH
