@@ -148,7 +148,8 @@ def _record(
         try:
             recorder.start()
         except BaseException:
-            writer.close(started)
+            with contextlib.suppress(KsymError):  # The disk may be full.
+                writer.close(started)
             if is_new:
                 # An empty history would be found before others that are not.
                 os.unlink(output)
@@ -215,6 +216,10 @@ class Run:
 
     def while_running(self, command: Sequence[str]) -> int:
         """Start the command, record until it has ended; its status as a shell has it."""
+        stops = self._signals.take() & _STOPS
+        if stops:
+            # Somebody gave up during the start, and the command never heard of it.
+            return _BY_SIGNAL + min(stops)
         try:
             child = subprocess.Popen(command)
         except OSError as error:

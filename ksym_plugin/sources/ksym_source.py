@@ -68,7 +68,7 @@ class KsymSource(Source):
             use_ring = bpf_maps.has_ring() if ring is None else ring
             pages = _pages(RING_BYTES if ring_bytes is None else ring_bytes)
             flags = [f"-DKSYM_RING_PAGES={pages}"] if use_ring else []
-            self._program = BccProgram([*self.flags, *flags], self.programs, _MAPS)
+            self._program = _compiled([*self.flags, *flags], self.programs)
             stack.callback(self._program.close)
             self._open(stack, use_ring, pages * mmap.PAGESIZE)
             stack.callback(self._detach)
@@ -203,6 +203,16 @@ class KsymSource(Source):
     def _misses(self) -> int:
         """How often the kernel did not run the programs, because they were running."""
         return sum(prog_info.read(fd).misses for fd in self._program.programs)
+
+
+def _compiled(flags: list[str], programs: tuple[str, ...]) -> BccProgram:
+    try:
+        return BccProgram(flags, programs, _MAPS)
+    except OSError as error:
+        raise SourceError(
+            f"the probe cannot be compiled in a process of its own ({error.strerror})",
+            "raise the limits on processes, files and memory (ulimit -u, -n, -v)",
+        ) from error
 
 
 def _pages(size: int) -> int:

@@ -197,7 +197,7 @@ def test_each_refusal_of_bcc_s_has_its_sentence(kernel, bcc, said, raised, words
     ("number", "words"),
     [
         (errno.ENOENT, "no bpf_ksym_add"),
-        (errno.EACCES, "CAP_PERFMON"),
+        (errno.EACCES, "CAP_SYS_ADMIN"),
         (errno.EPERM, "lockdown"),
         (errno.EINVAL, "blacklist"),
     ],
@@ -258,6 +258,17 @@ def test_a_compiler_that_dies_is_told(kernel, bcc):
     before = open_fds()
     with pytest.raises(SourceError, match="its process died"):
         KprobeSource()
+    assert open_fds() == before
+
+
+@BOTH
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE, errno.ENOMEM])
+def test_a_compiler_that_cannot_be_started_is_told(kernel, construct, bcc, number):
+    kernel.setattr(bcc_program, "_start", lambda *_: fail(number))
+    before = open_fds()
+    with pytest.raises(SourceError, match=os.strerror(number)) as caught:
+        construct()
+    assert "ulimit" in caught.value.remedy
     assert open_fds() == before
 
 
