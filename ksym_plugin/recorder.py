@@ -14,7 +14,7 @@ import time
 from ksym_plugin.clocks import PerfClock
 from ksym_plugin.errors import SourceError
 from ksym_plugin.history_file import HEARTBEAT
-from ksym_plugin.symbols import BPF_PROG, Load, Loss, Unload
+from ksym_plugin.symbols import BPF_MODULE, BPF_PROG, Load, Loss, Unload
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -178,7 +178,10 @@ class Recorder:
         ended = time.monotonic_ns()
         self._end_gap(ended)
         live = {lifetime.symbol.start: lifetime for lifetime in self.timeline.live()}
-        self._apply(_differences(live, snapshot, since, began, ended))
+        listed = {load.symbol.module for load in snapshot if load.symbol.kind != BPF_PROG}
+        if self._source.lists_images:
+            listed.add(BPF_MODULE)
+        self._apply(_differences(live, snapshot, listed, (since, began, ended)))
         before = time.monotonic_ns()
         self._apply(self._source.read())
         self._cover(before)
@@ -197,16 +200,20 @@ class Recorder:
 
 
 def _differences(
-    live: dict[int, Lifetime], snapshot: list[Load], since: int, began: int, ended: int
+    live: dict[int, Lifetime],
+    snapshot: list[Load],
+    listed: set[str | None],
+    times: tuple[int, int, int],
 ) -> list[Load | Unload | Loss]:
     """The changes that turn what is held live into what a snapshot found.
 
     All but programs are listed by kallsyms alone, where BPF may be hidden: their absence
-    counts only where the snapshot has others of their kind.
+    counts only where their module is ``listed``. What differs changed after the first of
+    ``times``; the snapshot was taken between the others.
     """
+    since, began, ended = times
     changes: list[Load | Unload | Loss] = []
     found = {load.symbol.start: load for load in snapshot}
-    listed = {load.symbol.module for load in snapshot if load.symbol.kind != BPF_PROG}
     for start, lifetime in live.items():
         load = found.get(start)
         if load is not None and _is_same(lifetime, load):

@@ -85,6 +85,7 @@ class KsymSource(Source):
         taken = self._taker.take(images)
         self._images_unsure = False
         self.notes = [taken.limit] if taken.limit else []
+        self.lists_images = taken.lists_images
         return [load for load in taken.loads if load.symbol.kind != OOL]
 
     def read(self) -> list[Change]:

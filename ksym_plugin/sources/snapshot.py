@@ -43,13 +43,18 @@ _NO_LENGTHS: Final = "lengths of programs loaded before the start are unknown"
 
 
 class Snapshot:
-    """``loads`` by start; ``limit`` says in one sentence what it lacks, if anything."""
+    """``loads`` by start; ``limit`` says in one sentence what it lacks, if anything.
 
-    __slots__ = ("limit", "loads")
+    ``lists_images`` says that kallsyms showed BPF, if only programs: there are no other
+    images than those in ``loads``.
+    """
 
-    def __init__(self, loads: list[Load], limit: str) -> None:
+    __slots__ = ("limit", "lists_images", "loads")
+
+    def __init__(self, loads: list[Load], limit: str, lists_images: bool = False) -> None:
         self.loads = loads
         self.limit = limit
+        self.lists_images = lists_images
 
 
 class Taker:
@@ -84,7 +89,7 @@ class Taker:
         for program in new:
             self._known[program.id] = program_loads(program, names, program.load_time, now)
         loads = [load for known in self._known.values() for load in known]
-        return Snapshot(_sorted(loads, image_loads(lines, 0, now)), "")
+        return Snapshot(_sorted(loads, image_loads(lines, 0, now)), "", bool(lines.bpf))
 
     def _new_programs(self) -> list[Program]:
         """The programs not known yet; those that are gone are forgotten."""
@@ -104,7 +109,7 @@ def _fallback(lines: Lines, error: SourceError) -> Snapshot:
     if not lines.bpf:
         raise error
     loads = without_lengths(lines, time.monotonic_ns())
-    return Snapshot(loads, f"{error}; {_NO_LENGTHS}")
+    return Snapshot(loads, f"{error}; {_NO_LENGTHS}", True)
 
 
 def _sorted(programs: Iterable[Load], images: list[Load]) -> list[Load]:

@@ -223,6 +223,24 @@ def test_loss_is_made_good_by_a_resync_and_the_time_between_is_a_gap(stage: Stag
     assert told(past.at(BASE + 0x800, since - 1)) == f"bpf_prog_{2:016x}_p {EXACT}"
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_last_image_to_go_is_gone_where_images_are_listed(stage: Stage, listed: bool) -> None:
+    """And where BPF may be hidden from kallsyms, that it is not there says nothing."""
+    kernel, recorder = stage.kernel, stage.recorder
+    recorder.start()
+    kernel.add(1)
+    start = BASE + 0x10000
+    kernel.waiting.append(load(start, 4096, "bpf_trampoline_6442", stage.time.now, None, True))
+    recorder.step()
+    stage.time.now += SECOND
+    kernel.lists_images = listed
+    kernel.lose(stage.time.monotonic_ns())
+    recorder.step()
+    assert recorder.resyncs == 2
+    assert (start in stage.live()) == (not listed)
+    assert BASE + 0x400 in stage.live()
+
+
 def test_gap_stays_open_while_a_resync_fails(stage: Stage) -> None:
     kernel, recorder = stage.kernel, stage.recorder
     kernel.add(1)

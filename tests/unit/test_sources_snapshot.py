@@ -234,6 +234,18 @@ def test_what_is_done_to_a_snapshot_does_not_reach_the_next(monkeypatch):
     assert (again.earliest, again.prog_id) == (500, 5)
 
 
+@pytest.mark.parametrize(
+    ("text", "listed"), [(f"{S:x} t bpf_prog_{TAG}_p5\t[bpf]\n", True), ("", False)]
+)
+def test_no_image_is_there_where_kallsyms_shows_programs_alone(monkeypatch, text, listed):
+    """As against one that shows no BPF at all (net.core.bpf_jit_kallsyms = 0)."""
+    Kernel(monkeypatch).load(5, S)
+    monkeypatch.setattr(snapshot, "read_lines", lambda: parse_lines(text.encode()))
+    taken = snapshot.Taker().take()
+    assert [load.prog_id for load in taken.loads] == [5]
+    assert taken.lists_images is listed
+
+
 def test_without_images_kallsyms_is_not_read(monkeypatch):
     kernel = Kernel(monkeypatch)
     kernel.load(5, S)
@@ -242,7 +254,9 @@ def test_without_images_kallsyms_is_not_read(monkeypatch):
         raise AssertionError("kallsyms was read")
 
     monkeypatch.setattr(snapshot, "read_lines", never)
-    (load,) = snapshot.Taker().take(images=False).loads
+    taken = snapshot.Taker().take(images=False)
+    (load,) = taken.loads
+    assert not taken.lists_images
     # As far as bpf(2) has it: the long name is in the program's BTF, if it has one.
     assert load.symbol.name == f"bpf_prog_{TAG}_p5"
     assert load.symbol.end == S + 64
