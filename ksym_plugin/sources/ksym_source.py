@@ -57,7 +57,7 @@ class KsymSource(Source):
         ``ring`` False is for perf buffers where there is a choice.
         """
         super().__init__()
-        self._taker = Taker()
+        self._taker = Taker(symbols_only=True)
         self._images_unsure = True
         self._lost_images = self._missed = 0
         self._records = self._lost = 0
@@ -80,7 +80,10 @@ class KsymSource(Source):
         return self._epoll.fileno()
 
     def snapshot(self) -> list[Load]:
-        """See ``Source``. Without out-of-line code: the probe would not tell of its end."""
+        """See ``Source``. Without out-of-line code, and programs without symbols.
+
+        The probe would not tell of their end.
+        """
         images, self._images_unsure = self._images_unsure, True
         taken = self._taker.take(images)
         self._images_unsure = False

@@ -346,3 +346,21 @@ def test_ids_that_start_again_from_below_are_found(monkeypatch):
     seen = brief(source.read()) + brief(source.read())
     assert ("load", 1, S + 64) in seen
     assert not any(kind == "load" and prog_id != 1 for kind, prog_id, _ in seen)
+
+
+def test_programs_without_symbols_are_left_out_for_who_would_not_hear_of_their_end(monkeypatch):
+    """Sockets' filters of users: one without privileges, which kallsyms lacks, and one with."""
+    kernel = Kernel(monkeypatch)
+    for prog_id, start in ((5, S), (6, S + 0x100), (7, S + 0x200)):
+        kernel.load(prog_id, start)
+    for prog_id in (6, 7):
+        kernel.programs[prog_id].uid = 1000
+    kernel.lines = parse_lines(
+        f"{S:x} t bpf_prog_{TAG}_p5\t[bpf]\n{S + 0x200:x} t bpf_prog_{TAG}_p7\t[bpf]\n".encode()
+    )
+    for images in (True, False):
+        taker = snapshot.Taker(symbols_only=True)
+        assert [load.prog_id for load in taker.take(images).loads] == [5, 7]
+        assert [load.prog_id for load in taker.take(images).loads] == [5, 7]
+        assert [load.prog_id for load in snapshot.Taker().take(images).loads] == [5, 6, 7]
+    assert kernel.opened == [5, 6, 7] * 4
