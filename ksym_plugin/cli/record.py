@@ -97,8 +97,12 @@ def command(
     With --for, a COMMAND that still runs by then is ended with SIGTERM.
     """
     retention = Retention(max_age, max_size)
-    with Signals() as signals:
-        status = _record(output, source, ring_bytes, seconds, retention, command, signals, stats)
+    # Compiling a probe takes seconds: until it is over Ctrl-C ends us as it does any program.
+    opened, attempts = open_source(source, ring_bytes)
+    with Signals() as signals, contextlib.closing(opened):
+        if ring_bytes is not None and "ring_bytes" not in opened.stats():
+            say(f"{opened.name} has no ring to be sized: --ring changes nothing")
+        status = _record(output, opened, attempts, seconds, retention, command, signals, stats)
     ctx.exit(status)
 
 
@@ -123,18 +127,16 @@ class Retention:
 
 def _record(
     output: str,
-    source_name: str,
-    ring_bytes: int | None,
+    source: Source,
+    attempts: list[Attempt],
     seconds: int | None,
     retention: Retention,
     command: Sequence[str],
     signals: Signals,
     stats: bool,
 ) -> int:
-    """Record from opening to closing; the exit status."""
+    """Record into ``output``, from its opening to its closing; the exit status."""
     with contextlib.ExitStack() as stack:
-        source, attempts = open_source(source_name, ring_bytes)
-        stack.callback(source.close)
         if stats:
             _measure(source)
         if source.fileno() >= 0:
@@ -156,8 +158,6 @@ def _record(
             raise
         before = recorder.changes
         _announce(output, source, attempts, clock)
-        if ring_bytes is not None and "ring_bytes" not in source.stats():
-            say(f"{source.name} has no ring to be sized: --ring changes nothing")
         until = None if seconds is None else time.monotonic_ns() + seconds
         run = Run(recorder, writer, retention, signals, until)
         try:

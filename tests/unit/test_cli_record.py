@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,4 +98,20 @@ def test_a_start_that_fails_leaves_no_history_even_where_it_cannot_be_closed(
     result = CliRunner().invoke(cli, ["record", "-o", str(tmp_path / "x.db")])
     assert result.exit_code == 1
     assert "the kernel does not tell" in result.output
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_ctrl_c_ends_a_source_that_takes_long_to_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def open_source(name: str, ring_bytes: int | None) -> tuple[Source, list]:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(record, "open_source", open_source)
+    began = time.monotonic()
+    result = CliRunner().invoke(cli, ["record", "-o", str(tmp_path / "x.db")])
+    assert (result.exit_code, result.output) == (130, "")
+    assert time.monotonic() - began < 20
     assert not (tmp_path / "x.db").exists()
