@@ -14,7 +14,7 @@ import time
 from ksym_plugin.clocks import PerfClock
 from ksym_plugin.errors import SourceError
 from ksym_plugin.history_file import HEARTBEAT
-from ksym_plugin.symbols import BPF_PROG, Load, Loss, Unload
+from ksym_plugin.symbols import BPF_MODULE, BPF_PROG, Load, Loss, Unload
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 #: The longest a change waits for its commit, in ns.
 _BATCH_SPAN: Final = 200_000_000
+#: A change is stamped before it is handed over: one that another CPU is just telling of has
+#: an earlier stamp than the drain it is not in. That takes microseconds, and a virtual CPU
+#: may be kept from going on; what is older than this, in ns, has come.
+_IN_FLIGHT: Final = 1_000_000
 #: How often all clocks are read, in ns: perf's drifts some 10 ns a second.
 _CLOCK_SPAN: Final = 10_000_000_000
 _RESYNC_REST: Final = 10
@@ -100,9 +104,11 @@ class Recorder:
     def finish(self) -> None:
         """Apply what is still waiting and end the session in order."""
         before = time.monotonic_ns()
+        # Nothing is read later: what is in flight now has come when this is over.
+        time.sleep(_IN_FLIGHT / 1e9)
         self._apply(self._source.read())
         self._end_gap(before)
-        self._cover(before)
+        self._cover(before + _IN_FLIGHT)
         self._tick(before)
         self._writer.close(self.covered)
 
@@ -141,9 +147,12 @@ class Recorder:
             self._lost = Loss(since, until, first.cause, first.count)
 
     def _cover(self, until: int) -> None:
-        """All before ``until`` is applied; but after a loss, nothing is sure until a resync."""
+        """All that could be read at ``until`` is applied.
+
+        But after a loss, nothing is sure until a resync.
+        """
         if self._lost is None:
-            self.covered = until
+            self.covered = until - _IN_FLIGHT
         elif until > self._lost.until:
             self.timeline.apply(Loss(self._lost.until, until, "until the resync"))
 
@@ -169,7 +178,10 @@ class Recorder:
         ended = time.monotonic_ns()
         self._end_gap(ended)
         live = {lifetime.symbol.start: lifetime for lifetime in self.timeline.live()}
-        self._apply(_differences(live, snapshot, since, began, ended))
+        listed = {load.symbol.module for load in snapshot if load.symbol.kind != BPF_PROG}
+        if self._source.lists_images:
+            listed.add(BPF_MODULE)
+        self._apply(_differences(live, snapshot, listed, (since, began, ended)))
         before = time.monotonic_ns()
         self._apply(self._source.read())
         self._cover(before)
@@ -188,16 +200,20 @@ class Recorder:
 
 
 def _differences(
-    live: dict[int, Lifetime], snapshot: list[Load], since: int, began: int, ended: int
+    live: dict[int, Lifetime],
+    snapshot: list[Load],
+    listed: set[str | None],
+    times: tuple[int, int, int],
 ) -> list[Load | Unload | Loss]:
     """The changes that turn what is held live into what a snapshot found.
 
     All but programs are listed by kallsyms alone, where BPF may be hidden: their absence
-    counts only where the snapshot has others of their kind.
+    counts only where their module is ``listed``. What differs changed after the first of
+    ``times``; the snapshot was taken between the others.
     """
+    since, began, ended = times
     changes: list[Load | Unload | Loss] = []
     found = {load.symbol.start: load for load in snapshot}
-    listed = {load.symbol.module for load in snapshot if load.symbol.kind != BPF_PROG}
     for start, lifetime in live.items():
         load = found.get(start)
         if load is not None and _is_same(lifetime, load):

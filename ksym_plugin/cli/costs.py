@@ -24,7 +24,7 @@ def lines(source: Source, recorder: Recorder, output: str) -> list[str]:
     told = [f"{source.name}: {applied} applied, {losses}, {resyncs}"]
     if "records" in counts:
         told[0] += f"; {plural(counts['records'], 'record')} came, {counts['lost']:,} were lost"
-        told[0] += f", the ring holds {counts['ring_bytes'] / 2**20:.1f} MB"
+        told[0] += f", the ring holds {counts['ring_bytes'] >> 10:,} KB"
     if "add_runs" in counts:
         told.append(
             "the probe ran "

@@ -14,7 +14,7 @@ from ksym_plugin import histories, kernel_text
 from ksym_plugin.cli import costs
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.cli.stopping import Signals, is_foreground
-from ksym_plugin.cli.times import SECOND, size, span
+from ksym_plugin.cli.times import SECOND, ring_size, size, span
 from ksym_plugin.cli.urgency import be_prompt
 from ksym_plugin.clocks import PerfClock
 from ksym_plugin.errors import KsymError, SourceError
@@ -69,16 +69,25 @@ _BY_SIGNAL: Final = 128
 )
 @click.option("--max-age", type=span, metavar="TIME", help="Forget what ended before, such as 7d.")
 @click.option("--max-size", type=size, metavar="SIZE", help="Forget the oldest beyond, such as 1G.")
+@click.option(
+    "--ring",
+    "ring_bytes",
+    type=ring_size,
+    metavar="SIZE",
+    help="Room for what kprobe or fentry tells in a burst.  [default: 4M]",
+)
 @click.option("--stats", is_flag=True, help="Say at the end what recording has cost.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
     ctx: click.Context,
+    *,
     output: str,
     source: str,
     seconds: int | None,
     max_age: int | None,
     max_size: int | None,
+    ring_bytes: int | None,
     stats: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -88,8 +97,12 @@ def command(
     With --for, a COMMAND that still runs by then is ended with SIGTERM.
     """
     retention = Retention(max_age, max_size)
-    with Signals() as signals:
-        status = _record(output, source, seconds, retention, command, signals, stats)
+    # Compiling a probe takes seconds: until it is over Ctrl-C ends us as it does any program.
+    opened, attempts = open_source(source, ring_bytes)
+    with Signals() as signals, contextlib.closing(opened):
+        if ring_bytes is not None and "ring_bytes" not in opened.stats():
+            say(f"{opened.name} has no ring to be sized: --ring changes nothing")
+        status = _record(output, opened, attempts, seconds, retention, command, signals, stats)
     ctx.exit(status)
 
 
@@ -114,17 +127,16 @@ class Retention:
 
 def _record(
     output: str,
-    source_name: str,
+    source: Source,
+    attempts: list[Attempt],
     seconds: int | None,
     retention: Retention,
     command: Sequence[str],
     signals: Signals,
     stats: bool,
 ) -> int:
-    """Record from opening to closing; the exit status."""
+    """Record into ``output``, from its opening to its closing; the exit status."""
     with contextlib.ExitStack() as stack:
-        source, attempts = open_source(source_name)
-        stack.callback(source.close)
         if stats:
             _measure(source)
         if source.fileno() >= 0:
@@ -138,7 +150,8 @@ def _record(
         try:
             recorder.start()
         except BaseException:
-            writer.close(started)
+            with contextlib.suppress(KsymError):  # The disk may be full.
+                writer.close(started)
             if is_new:
                 # An empty history would be found before others that are not.
                 os.unlink(output)
@@ -203,6 +216,10 @@ class Run:
 
     def while_running(self, command: Sequence[str]) -> int:
         """Start the command, record until it has ended; its status as a shell has it."""
+        stops = self._signals.take() & _STOPS
+        if stops:
+            # Somebody gave up during the start, and the command never heard of it.
+            return _BY_SIGNAL + min(stops)
         try:
             child = subprocess.Popen(command)
         except OSError as error:

@@ -19,6 +19,9 @@ _LATEST: Final = 1 << 62
 _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", re.ASCII)
 _SPAN_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE: Final = re.compile(r"([0-9]{1,15})([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+#: A page, and the greatest power of two of pages whose bytes all kernels can count.
+_RING_LEAST: Final = 1 << 12
+_RING_MOST: Final = 1 << 30
 #: Times are shown to the microsecond, as perf shows them: a narrower window goes unsaid.
 _SHOWN: Final = 1_000
 
@@ -48,6 +51,14 @@ def size(text: str) -> int:
     if match is None:
         raise click.BadParameter(f"{text!r} is no size, such as 500M or 2G")
     return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
+
+
+def ring_size(text: str) -> int:
+    """The size of a ring: some that a kernel may have room for."""
+    number = size(text)
+    if not _RING_LEAST <= number <= _RING_MOST:
+        raise click.BadParameter(f"{text!r} is no size for a ring: from 4K to 1G")
+    return number
 
 
 class Dial:

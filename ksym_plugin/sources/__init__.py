@@ -18,32 +18,32 @@ __all__ = ["AUTO", "Attempt", "Source", "names", "open_source"]
 AUTO: Final = "auto"
 
 
-def _kprobe() -> Source:
+def _kprobe(ring_bytes: int | None) -> Source:
     from ksym_plugin.sources.kprobe import KprobeSource
 
-    return KprobeSource()
+    return KprobeSource(ring_bytes)
 
 
-def _fentry() -> Source:
+def _fentry(ring_bytes: int | None) -> Source:
     from ksym_plugin.sources.fentry import FentrySource
 
-    return FentrySource()
+    return FentrySource(ring_bytes)
 
 
-def _perf_event() -> Source:
+def _perf_event(_: int | None) -> Source:
     from ksym_plugin.sources.perf_event import PerfEventSource
 
     return PerfEventSource()
 
 
-def _polling() -> Source:
+def _polling(_: int | None) -> Source:
     from ksym_plugin.sources.polling import PollingSource
 
     return PollingSource()
 
 
 #: Name and constructor, the best first: this is the order in which ``auto`` tries them.
-_SOURCES: Final[tuple[tuple[str, Callable[[], Source]], ...]] = (
+_SOURCES: Final[tuple[tuple[str, Callable[[int | None], Source]], ...]] = (
     ("kprobe", _kprobe),
     ("fentry", _fentry),
     ("perf_event", _perf_event),
@@ -56,9 +56,11 @@ def names() -> list[str]:
     return [name for name, _ in _SOURCES]
 
 
-def open_source(name: str = AUTO) -> tuple[Source, list[Attempt]]:
+def open_source(name: str = AUTO, ring_bytes: int | None = None) -> tuple[Source, list[Attempt]]:
     """The source called ``name``, or the first that starts; and those that did not.
 
+    ``ring_bytes`` is the room for what the kernel has told and nobody has read yet, where
+    a source has such a ring (``stats`` then tells its size); None is for its default.
     The source is started and belongs to the caller. SourceError, naming every source
     tried with its reason, when none starts.
     """
@@ -67,7 +69,7 @@ def open_source(name: str = AUTO) -> tuple[Source, list[Attempt]]:
         if name not in (AUTO, known):
             continue
         try:
-            return construct(), attempts
+            return construct(ring_bytes), attempts
         except SourceError as error:
             attempts.append(Attempt(known, error.problem, error.remedy))
     if not attempts:

@@ -40,7 +40,7 @@ class KprobeSource(KsymSource):
         try:
             with open(PMU, encoding="ascii") as file:
                 pmu = int(file.read())
-        except OSError as error:
+        except FileNotFoundError as error:
             raise SourceError(
                 "this kernel has no kprobes that perf_event_open(2) could make",
                 "use a kernel with CONFIG_KPROBE_EVENTS, and mount /sys",
@@ -93,7 +93,8 @@ def _refusal(error: OSError, function: str) -> SourceError:
     if error.errno in (errno.EACCES, errno.EPERM):
         return SourceError(
             "the kernel does not let this user make kprobes",
-            "run as root or with CAP_BPF and CAP_PERFMON, and without kernel lockdown",
+            "run as root or with CAP_SYS_ADMIN, which Debian's and Ubuntu's kernels want here, "
+            "and without kernel lockdown",
         )
     reason = os.strerror(error.errno or 0)
     return SourceError(

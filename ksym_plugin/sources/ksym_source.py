@@ -51,10 +51,13 @@ class KsymSource(Source):
     flags: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
 
-    def __init__(self, ring_bytes: int = RING_BYTES, ring: bool | None = None) -> None:
-        """``ring`` False is for perf buffers where there is a choice."""
+    def __init__(self, ring_bytes: int | None = None, ring: bool | None = None) -> None:
+        """``ring_bytes`` is rounded up to a power of two; None is RING_BYTES.
+
+        ``ring`` False is for perf buffers where there is a choice.
+        """
         super().__init__()
-        self._taker = Taker()
+        self._taker = Taker(symbols_only=True)
         self._images_unsure = True
         self._lost_images = self._missed = 0
         self._records = self._lost = 0
@@ -63,10 +66,9 @@ class KsymSource(Source):
         with ExitStack() as stack:
             self._check(stack)
             use_ring = bpf_maps.has_ring() if ring is None else ring
-            # A power of two, as the kernel wants it.
-            pages = 1 << (max(1, ring_bytes // mmap.PAGESIZE) - 1).bit_length()
+            pages = _pages(RING_BYTES if ring_bytes is None else ring_bytes)
             flags = [f"-DKSYM_RING_PAGES={pages}"] if use_ring else []
-            self._program = BccProgram([*self.flags, *flags], self.programs, _MAPS)
+            self._program = _compiled([*self.flags, *flags], self.programs)
             stack.callback(self._program.close)
             self._open(stack, use_ring, pages * mmap.PAGESIZE)
             stack.callback(self._detach)
@@ -78,11 +80,15 @@ class KsymSource(Source):
         return self._epoll.fileno()
 
     def snapshot(self) -> list[Load]:
-        """See ``Source``. Without out-of-line code: the probe would not tell of its end."""
+        """See ``Source``. Without out-of-line code, and programs without symbols.
+
+        The probe would not tell of their end.
+        """
         images, self._images_unsure = self._images_unsure, True
         taken = self._taker.take(images)
         self._images_unsure = False
         self.notes = [taken.limit] if taken.limit else []
+        self.lists_images = taken.lists_images
         return [load for load in taken.loads if load.symbol.kind != OOL]
 
     def read(self) -> list[Change]:
@@ -201,3 +207,18 @@ class KsymSource(Source):
     def _misses(self) -> int:
         """How often the kernel did not run the programs, because they were running."""
         return sum(prog_info.read(fd).misses for fd in self._program.programs)
+
+
+def _compiled(flags: list[str], programs: tuple[str, ...]) -> BccProgram:
+    try:
+        return BccProgram(flags, programs, _MAPS)
+    except OSError as error:
+        raise SourceError(
+            f"the probe cannot be compiled in a process of its own ({error.strerror})",
+            "raise the limits on processes, files and memory (ulimit -u, -n, -v)",
+        ) from error
+
+
+def _pages(size: int) -> int:
+    """How many pages hold ``size`` bytes: a power of two, as the kernel wants it."""
+    return 1 << (max(1, -(-size // mmap.PAGESIZE)) - 1).bit_length()

@@ -89,6 +89,7 @@ class PerfEventSource(Source):
         taken = self._taker.take()
         self._sideband.know(taken.loads)
         self.notes = [taken.limit] if taken.limit else []
+        self.lists_images = taken.lists_images
         return taken.loads
 
     def read(self) -> list[Change]:

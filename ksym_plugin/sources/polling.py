@@ -66,6 +66,7 @@ class PollingSource(Source):
     def snapshot(self) -> list[Load]:
         taken = snapshot.take()
         self.notes = [taken.limit] if taken.limit else []
+        self.lists_images = taken.lists_images
         return taken.loads
 
     def read(self) -> list[Change]:

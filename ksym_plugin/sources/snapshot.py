@@ -36,6 +36,10 @@ IMAGE_REACH: Final = 4096
 _CFI_PREFIX: Final = "__cfi_"
 _CFI_LENGTH: Final = 16
 
+#: BPF_PROG_TYPE_SOCKET_FILTER and BPF_PROG_TYPE_CGROUP_SKB: what users without privileges
+#: may load, where kernel.unprivileged_bpf_disabled is 0.
+_UNPRIVILEGED: Final = (1, 8)
+
 #: So many programs' names are read from their BTF one by one; for more, kallsyms is faster.
 _FEW: Final = 32
 
@@ -43,13 +47,18 @@ _NO_LENGTHS: Final = "lengths of programs loaded before the start are unknown"
 
 
 class Snapshot:
-    """``loads`` by start; ``limit`` says in one sentence what it lacks, if anything."""
+    """``loads`` by start; ``limit`` says in one sentence what it lacks, if anything.
 
-    __slots__ = ("limit", "loads")
+    ``lists_images`` says that kallsyms showed BPF, if only programs: there are no other
+    images than those in ``loads``.
+    """
 
-    def __init__(self, loads: list[Load], limit: str) -> None:
+    __slots__ = ("limit", "lists_images", "loads")
+
+    def __init__(self, loads: list[Load], limit: str, lists_images: bool = False) -> None:
         self.loads = loads
         self.limit = limit
+        self.lists_images = lists_images
 
 
 class Taker:
@@ -58,7 +67,12 @@ class Taker:
     An id is a program's for good, until 2^31 others have been loaded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, symbols_only: bool = False) -> None:
+        """``symbols_only`` leaves out programs that the kernel gives no symbols.
+
+        They are those of users without privileges, and go without bpf_ksym_del() too.
+        """
+        self._symbols_only = symbols_only
         self._known: dict[int, list[Load]] = {}
 
     def take(self, images: bool = True) -> Snapshot:
@@ -78,13 +92,20 @@ class Taker:
             hidden = SourceError(bpf_programs.HIDDEN_PROBLEM, bpf_programs.HIDDEN_REMEDY)
             return _fallback(lines, hidden)
         now = time.monotonic_ns()
-        if not images and sum(program.has_btf for program in new) > _FEW:
+        doubtful = [program for program in new if self._may_lack_symbols(program)]
+        if not images and (doubtful or sum(program.has_btf for program in new) > _FEW):
             lines = read_lines()
         names = dict(lines.bpf)
         for program in new:
             self._known[program.id] = program_loads(program, names, program.load_time, now)
+        for program in doubtful:
+            if not any(start in names for start, _ in program.functions):
+                self._known[program.id] = []
         loads = [load for known in self._known.values() for load in known]
-        return Snapshot(_sorted(loads, image_loads(lines, 0, now)), "")
+        return Snapshot(_sorted(loads, image_loads(lines, 0, now)), "", bool(lines.bpf))
+
+    def _may_lack_symbols(self, program: Program) -> bool:
+        return self._symbols_only and program.uid != 0 and program.type in _UNPRIVILEGED
 
     def _new_programs(self) -> list[Program]:
         """The programs not known yet; those that are gone are forgotten."""
@@ -104,7 +125,7 @@ def _fallback(lines: Lines, error: SourceError) -> Snapshot:
     if not lines.bpf:
         raise error
     loads = without_lengths(lines, time.monotonic_ns())
-    return Snapshot(loads, f"{error}; {_NO_LENGTHS}")
+    return Snapshot(loads, f"{error}; {_NO_LENGTHS}", True)
 
 
 def _sorted(programs: Iterable[Load], images: list[Load]) -> list[Load]:

@@ -28,6 +28,8 @@ class Source:
     def __init__(self) -> None:
         #: What this source lacks here, in plain sentences, for whoever wants to know.
         self.notes: list[str] = []
+        #: Whether the last snapshot had all that is no program: what it lacks is gone.
+        self.lists_images = False
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when ``read`` should be called; or -1."""

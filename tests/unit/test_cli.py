@@ -315,6 +315,7 @@ def test_perfs_clock_may_be_missing() -> None:
         ("show", "--all", "--at", "1"),
         ("record", "--source", "rumour"),
         ("record", "--for", "ever"),
+        ("record", "--ring", "8G"),
         ("script", "--format", "opera"),
         ("nonsense",),
     ],

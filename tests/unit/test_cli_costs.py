@@ -33,7 +33,7 @@ def test_a_source_that_counts(tmp_path: Path) -> None:
     lines = said(counts, tmp_path / "x")
     assert lines[0] == (
         "kprobe: 12 changes applied, 1 loss, 1 resync;"
-        " 12000 records came, 3 were lost, the ring holds 4.0 MB"
+        " 12000 records came, 3 were lost, the ring holds 4,096 KB"
     )
     assert lines[1] == (
         "the probe ran 2,000 times on loads (1.50 us each) and 0 times on unloads (not measured)"

@@ -45,6 +45,13 @@ def test_spans_and_sizes() -> None:
             parse("7 parsecs")
 
 
+def test_a_ring_has_a_size_that_kernels_take() -> None:
+    assert [times.ring_size(text) for text in ("4K", "16M", "1G")] == [4096, 1 << 24, 1 << 30]
+    for text in ("0", "4095", "1025M", "8G", "large"):
+        with pytest.raises(click.BadParameter):
+            times.ring_size(text)
+
+
 def dial(clock: str | None, *instants: Instant) -> times.Dial:
     return times.Dial(ClockMap(instants), clock)
 

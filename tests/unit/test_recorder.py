@@ -33,6 +33,13 @@ class Time:
         self.now += 1000
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += int(seconds * SECOND)
+        self.asleep()
+
+    def asleep(self) -> None:
+        """What happens meanwhile."""
+
 
 class Kernel(Source):
     """Holds programs by start, and tells a source's changes unless they are ``muted``."""
@@ -216,6 +223,24 @@ def test_loss_is_made_good_by_a_resync_and_the_time_between_is_a_gap(stage: Stag
     assert told(past.at(BASE + 0x800, since - 1)) == f"bpf_prog_{2:016x}_p {EXACT}"
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_last_image_to_go_is_gone_where_images_are_listed(stage: Stage, listed: bool) -> None:
+    """And where BPF may be hidden from kallsyms, that it is not there says nothing."""
+    kernel, recorder = stage.kernel, stage.recorder
+    recorder.start()
+    kernel.add(1)
+    start = BASE + 0x10000
+    kernel.waiting.append(load(start, 4096, "bpf_trampoline_6442", stage.time.now, None, True))
+    recorder.step()
+    stage.time.now += SECOND
+    kernel.lists_images = listed
+    kernel.lose(stage.time.monotonic_ns())
+    recorder.step()
+    assert recorder.resyncs == 2
+    assert (start in stage.live()) == (not listed)
+    assert BASE + 0x400 in stage.live()
+
+
 def test_gap_stays_open_while_a_resync_fails(stage: Stage) -> None:
     kernel, recorder = stage.kernel, stage.recorder
     kernel.add(1)
@@ -294,3 +319,37 @@ def test_commits_come_in_batches_and_at_the_least_at_each_heartbeat(stage: Stage
     past = stage.past()
     assert len(past.lifetimes()) == kernel.last_id
     assert len(past.clock_map()._instants) == 4
+
+
+def test_a_change_in_flight_during_a_drain_is_not_covered_by_it(stage: Stage) -> None:
+    """Stamped before the drain, it comes with the next one, and nobody was told otherwise."""
+    kernel, recorder = stage.kernel, stage.recorder
+    recorder.start()
+    stage.time.now += SECOND
+    for in_flight in (1_000, 500_000):
+        stage.time.now += SECOND
+        kernel.add(1)
+        late, kernel.waiting = kernel.waiting, []
+        stage.time.now += in_flight
+        recorder.step()
+        assert recorder.covered < late[-1].latest
+        kernel.waiting = late
+        recorder.step()
+        stage.time.now += 2_000_000
+        recorder.step()
+        assert recorder.covered > late[-1].latest
+        assert stage.live() == stage.truth()
+
+
+def test_finish_takes_in_what_is_in_flight_and_covers_the_time_until_then(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, recorder = stage.kernel, stage.recorder
+    recorder.start()
+    stage.time.now += SECOND
+    kernel.add(1)
+    late, kernel.waiting = kernel.waiting, []
+    monkeypatch.setattr(stage.time, "asleep", lambda: kernel.waiting.extend(late))
+    now = stage.time.monotonic_ns()
+    recorder.finish()
+    assert told(stage.past().at(BASE + 0x400, now)) == f"bpf_prog_{1:016x}_p {EXACT}"

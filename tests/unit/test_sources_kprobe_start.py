@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import sys
 import textwrap
@@ -11,7 +12,7 @@ from array import array
 
 import pytest
 
-from ksym_plugin import syscalls
+from ksym_plugin import sources, syscalls
 from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import (
     bcc_module,
@@ -119,6 +120,17 @@ def test_closing_gives_everything_back_and_may_be_repeated(kernel, construct, bc
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("name", ["kprobe", "fentry"])
+@pytest.mark.parametrize(
+    ("size", "pages"), [(None, 1024), (4097, 2), (5 * 4096, 8), (1 << 20, 256)]
+)
+def test_the_size_of_the_ring_is_passed_on(kernel, bcc, name, size, pages):
+    kernel.setattr(mmap, "PAGESIZE", 4096)
+    source, _ = sources.open_source(name, size)
+    source.close()
+    assert f"-DKSYM_RING_PAGES={pages}" in bcc.made[0]
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("target", "name", "error"),
@@ -185,7 +197,7 @@ def test_each_refusal_of_bcc_s_has_its_sentence(kernel, bcc, said, raised, words
     ("number", "words"),
     [
         (errno.ENOENT, "no bpf_ksym_add"),
-        (errno.EACCES, "CAP_PERFMON"),
+        (errno.EACCES, "CAP_SYS_ADMIN"),
         (errno.EPERM, "lockdown"),
         (errno.EINVAL, "blacklist"),
     ],
@@ -246,6 +258,17 @@ def test_a_compiler_that_dies_is_told(kernel, bcc):
     before = open_fds()
     with pytest.raises(SourceError, match="its process died"):
         KprobeSource()
+    assert open_fds() == before
+
+
+@BOTH
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE, errno.ENOMEM])
+def test_a_compiler_that_cannot_be_started_is_told(kernel, construct, bcc, number):
+    kernel.setattr(bcc_program, "_start", lambda *_: fail(number))
+    before = open_fds()
+    with pytest.raises(SourceError, match=os.strerror(number)) as caught:
+        construct()
+    assert "ulimit" in caught.value.remedy
     assert open_fds() == before
 
 

@@ -234,6 +234,18 @@ def test_what_is_done_to_a_snapshot_does_not_reach_the_next(monkeypatch):
     assert (again.earliest, again.prog_id) == (500, 5)
 
 
+@pytest.mark.parametrize(
+    ("text", "listed"), [(f"{S:x} t bpf_prog_{TAG}_p5\t[bpf]\n", True), ("", False)]
+)
+def test_no_image_is_there_where_kallsyms_shows_programs_alone(monkeypatch, text, listed):
+    """As against one that shows no BPF at all (net.core.bpf_jit_kallsyms = 0)."""
+    Kernel(monkeypatch).load(5, S)
+    monkeypatch.setattr(snapshot, "read_lines", lambda: parse_lines(text.encode()))
+    taken = snapshot.Taker().take()
+    assert [load.prog_id for load in taken.loads] == [5]
+    assert taken.lists_images is listed
+
+
 def test_without_images_kallsyms_is_not_read(monkeypatch):
     kernel = Kernel(monkeypatch)
     kernel.load(5, S)
@@ -242,7 +254,9 @@ def test_without_images_kallsyms_is_not_read(monkeypatch):
         raise AssertionError("kallsyms was read")
 
     monkeypatch.setattr(snapshot, "read_lines", never)
-    (load,) = snapshot.Taker().take(images=False).loads
+    taken = snapshot.Taker().take(images=False)
+    (load,) = taken.loads
+    assert not taken.lists_images
     # As far as bpf(2) has it: the long name is in the program's BTF, if it has one.
     assert load.symbol.name == f"bpf_prog_{TAG}_p5"
     assert load.symbol.end == S + 64
@@ -332,3 +346,21 @@ def test_ids_that_start_again_from_below_are_found(monkeypatch):
     seen = brief(source.read()) + brief(source.read())
     assert ("load", 1, S + 64) in seen
     assert not any(kind == "load" and prog_id != 1 for kind, prog_id, _ in seen)
+
+
+def test_programs_without_symbols_are_left_out_for_who_would_not_hear_of_their_end(monkeypatch):
+    """Sockets' filters of users: one without privileges, which kallsyms lacks, and one with."""
+    kernel = Kernel(monkeypatch)
+    for prog_id, start in ((5, S), (6, S + 0x100), (7, S + 0x200)):
+        kernel.load(prog_id, start)
+    for prog_id in (6, 7):
+        kernel.programs[prog_id].uid = 1000
+    kernel.lines = parse_lines(
+        f"{S:x} t bpf_prog_{TAG}_p5\t[bpf]\n{S + 0x200:x} t bpf_prog_{TAG}_p7\t[bpf]\n".encode()
+    )
+    for images in (True, False):
+        taker = snapshot.Taker(symbols_only=True)
+        assert [load.prog_id for load in taker.take(images).loads] == [5, 7]
+        assert [load.prog_id for load in taker.take(images).loads] == [5, 7]
+        assert [load.prog_id for load in snapshot.Taker().take(images).loads] == [5, 6, 7]
+    assert kernel.opened == [5, 6, 7] * 4

@@ -1,0 +1,117 @@
+"""``ksym record`` on a made-up source: what is passed on to it, and starts that fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ksym_plugin.cli import cli, record
+from ksym_plugin.errors import HistoryError, SourceError
+from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.sources import Source
+
+
+class Asked(Source):
+    """Opened by ``open_source``'s stand-in; says that it has a ring if it is one of those."""
+
+    name = "made up"
+    interval = 0.01
+
+    def __init__(self, has_ring: bool) -> None:
+        super().__init__()
+        self.has_ring = has_ring
+        self.asked: list[int | None] = []
+
+    def read(self) -> list:
+        return []
+
+    def snapshot(self) -> list:
+        return []
+
+    def stats(self) -> dict[str, int]:
+        return {"ring_bytes": 4096} if self.has_ring else {}
+
+
+@pytest.mark.parametrize("has_ring", [True, False])
+@pytest.mark.parametrize(("words", "size"), [((), None), (("--ring", "64K"), 65536)])
+def test_the_size_reaches_the_source_or_the_user_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    has_ring: bool,
+    words: tuple[str, ...],
+    size: int | None,
+) -> None:
+    source = Asked(has_ring)
+
+    def open_source(name: str, ring_bytes: int | None) -> tuple[Source, list]:
+        source.asked.append(ring_bytes)
+        return source, []
+
+    monkeypatch.setattr(record, "open_source", open_source)
+    history = str(tmp_path / "x.db")
+    result = CliRunner().invoke(cli, ["record", "-o", history, "--for", "0.01", *words])
+    assert result.exit_code == 0, result.output
+    assert source.asked == [size]
+    said = "made up has no ring to be sized: --ring changes nothing" in result.output
+    assert said == (bool(words) and not has_ring)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_start_keeps_the_command_from_running(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals
+) -> None:
+    source, ran = Asked(False), tmp_path / "ran"
+
+    def snapshot() -> list:
+        os.kill(os.getpid(), number)
+        return []
+
+    monkeypatch.setattr(source, "snapshot", snapshot)
+    monkeypatch.setattr(record, "open_source", lambda *_: (source, []))
+    touch = [sys.executable, "-c", f"open({str(ran)!r}, 'w')"]
+    result = CliRunner().invoke(cli, ["record", "-o", str(tmp_path / "x.db"), "--", *touch])
+    assert result.exit_code == 128 + number, result.output
+    assert not ran.exists()
+
+
+def test_a_start_that_fails_leaves_no_history_even_where_it_cannot_be_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = Asked(False)
+
+    def snapshot() -> list:
+        raise SourceError("the kernel does not tell")
+
+    def close(writer: HistoryWriter, covered: int) -> None:
+        writer._database.close()
+        raise HistoryError("the disk is full")
+
+    monkeypatch.setattr(source, "snapshot", snapshot)
+    monkeypatch.setattr(HistoryWriter, "close", close)
+    monkeypatch.setattr(record, "open_source", lambda *_: (source, []))
+    result = CliRunner().invoke(cli, ["record", "-o", str(tmp_path / "x.db")])
+    assert result.exit_code == 1
+    assert "the kernel does not tell" in result.output
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_ctrl_c_ends_a_source_that_takes_long_to_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def open_source(name: str, ring_bytes: int | None) -> tuple[Source, list]:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(record, "open_source", open_source)
+    began = time.monotonic()
+    result = CliRunner().invoke(cli, ["record", "-o", str(tmp_path / "x.db")])
+    assert (result.exit_code, result.output) == (130, "")
+    assert time.monotonic() - began < 20
+    assert not (tmp_path / "x.db").exists()
