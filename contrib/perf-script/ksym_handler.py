@@ -43,7 +43,13 @@ def _load():
 
 _handler = _load().start(sys.argv[1:])
 process_event = _handler.process_event
-trace_end = _handler.trace_end
+
+
+def trace_end():
+    _handler.trace_end()
+    if _handler.is_cut_short:
+        # An exception would abort perf, and perf has no other way to be told.
+        os._exit(1)
 
 
 def trace_unhandled(_event_name, _context, _fields, event):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from ksym_plugin.cli import texts
+from ksym_plugin.errors import KsymError
 from ksym_plugin.perf import text as grammar
 from ksym_plugin.stacks.fold import Folder, Options, Sums
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
     from typing import IO, Final, Optional
 
     from ksym_plugin.perf.text_tally import TextTally
@@ -61,19 +64,69 @@ def fold(
     total: TextTally | None,
 ) -> None:
     """Fold the parts of a file into ``folder``, and their tallies into ``total``."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
     if how.event is None:  # The first of the whole text, not of each part.
         how.event = folder.event = _first_event(path)
-    # What a part needs is read from the file there: nothing open is shared.
-    with ProcessPoolExecutor(len(pieces), get_context("fork")) as pool:
-        parts = [pool.submit(_fold_part, how, path, piece, naming) for piece in pieces]
+    parts: list[_Part] = []
+    try:
+        # What a part needs is read from the file there: nothing open is shared.
+        parts += (_Part(how, path, piece, naming) for piece in pieces)
         for part in parts:
             folded, tally = part.result()
             folder.sums.add(folded)
             if tally is not None and total is not None:
                 total.add(tally)
+    finally:
+        for part in parts:
+            part.close()
+
+
+class _Part:
+    """A process that folds a part. If its parent is killed it ends by itself, after its part."""
+
+    def __init__(self, how: Options, path: str, piece: Range, naming: Naming) -> None:
+        from multiprocessing import get_context
+
+        fork = get_context("fork")
+        self._answers, answer = fork.Pipe(duplex=False)
+        self._process = fork.Process(target=_answer, args=(answer, how, path, piece, naming))
+        try:
+            self._process.start()
+        except BaseException:
+            self._answers.close()
+            raise
+        finally:
+            answer.close()
+
+    def result(self) -> tuple[Sums, TextTally | None]:
+        """What it has folded; KsymError or OSError if it could not."""
+        try:
+            result: tuple[Sums, TextTally | None] | Exception = self._answers.recv()
+        except (EOFError, OSError):
+            raise KsymError(
+                "a process that folded a part of the text was killed", "take fewer --jobs"
+            ) from None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def close(self) -> None:
+        self._answers.close()
+        self._process.terminate()
+        self._process.join()
+        self._process.close()
+
+
+def _answer(answer: Connection, how: Options, path: str, piece: Range, naming: Naming) -> None:
+    """What the process of a part does. It is quiet where it is interrupted: its parent says it."""
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        result: tuple[Sums, TextTally | None] | Exception
+        try:
+            result = _fold_part(how, path, piece, naming)
+        except KsymError as error:
+            result = KsymError(error.problem, error.remedy)
+        except OSError as error:
+            result = error
+        answer.send(result)
 
 
 def _first_event(path: str) -> bytes | None:

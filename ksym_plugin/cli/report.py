@@ -86,30 +86,36 @@ def command(
     name, or a whole one with * and ?. PERF OPTIONS go to perf script. In JSON, times are
     nanoseconds of CLOCK_MONOTONIC.
     """
-    found = _chosen(account(data, history, clock, perf_options), event)
+    documents, status = account(data, history, clock, perf_options)
+    found = _chosen(documents, event)
     rows = [row for row in found["programs"] if fnmatchcase(row["name"], _glob(pattern))]
     rows.sort(key=_SORTS[sort])
     if as_json:
         write_json({**found, "programs": rows})
-        return
-    write_lines(_summary(found))
-    if rows:
-        write_lines(("", _HEAD, *map(_line, rows)))
     else:
-        say(_why_none(found, pattern))
+        write_lines(_summary(found))
+        if rows:
+            write_lines(("", _HEAD, *map(_line, rows)))
+        else:
+            say(_why_none(found, pattern))
+    if status:
+        raise Failure(f"perf script failed (status {status}) before the end of the data")
 
 
 def account(
     data: str | None, history: str | None, clock: str | None, perf_options: tuple[str, ...]
-) -> list[dict[str, Any]]:
-    """What the handler counts within perf script, an event each; Failure if that fails."""
+) -> tuple[list[dict[str, Any]], int]:
+    """What the handler counts within perf script, an event each, and perf's status.
+
+    Failure if nothing was counted. perf also fails where only a part of the data can be read.
+    """
     call, environment = handled(data, history, "report", clock, perf_options)
     done = subprocess.run(call, env=environment, stdin=None, stdout=subprocess.PIPE, check=False)
     try:
         documents: list[dict[str, Any]] = json.loads(done.stdout)
     except ValueError:
         raise Failure(f"perf script failed (status {done.returncode}); see above") from None
-    return documents
+    return documents, done.returncode
 
 
 def _chosen(documents: list[dict[str, Any]], event: str | None) -> dict[str, Any]:

@@ -40,7 +40,9 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     theirs: list[str] = []
     rest = iter(args)
     for arg in rest:
-        if arg in _OURS:
+        if arg == "--":  # All that follows is perf's; to perf itself it would mean the handler's.
+            theirs += rest
+        elif arg in _OURS:
             ours += [arg, *[value for value in (next(rest, None),) if value is not None]]
         elif arg in _FLAGS or arg.startswith(("-i", "-H")) or arg.split("=")[0] in _OURS:
             ours.append(arg)

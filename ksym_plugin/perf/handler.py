@@ -105,6 +105,8 @@ class Handler:
         self._past: Past | _Live | None = None
         self._history: History | None = None
         self._has_said_clock = False
+        #: Whether some of the output could not be written.
+        self.is_cut_short = False
         #: Addresses of the core image as they are spelled: BPF never held them.
         self._core: dict[int, str] = {}
         #: Those met in the sample at hand; and those that stand for several frames.
@@ -128,7 +130,7 @@ class Handler:
         try:
             self._output.sample(event, pieces)
         except OSError as error:
-            _give_up_output(error)
+            self._give_up_output(error)
         except Exception as error:  # noqa: BLE001 - as above
             self.tally.failed("left out", error)
 
@@ -136,7 +138,7 @@ class Handler:
         try:
             self._output.close()
         except OSError as error:
-            _give_up_output(error)
+            self._give_up_output(error)
         for repeated in self._repeated.values():
             repeated.settle(self.tally)
         for line in self.tally.lines():
@@ -144,11 +146,24 @@ class Handler:
         if self._history is not None:
             self._history.close()
 
+    def _give_up_output(self, error: OSError) -> None:
+        self.is_cut_short = True
+        give_up_output(error)
+
     def renamer(self) -> Renamer:
-        """What names frames of text by the same past."""
+        """What names frames of text by the same past.
+
+        KsymError if the samples are on a clock that it cannot place, or on several.
+        """
         from ksym_plugin.perf.renaming import Renamer
 
-        return Renamer(self._past, self._clock_map, self._clock, self._running)
+        clocks = {self._clock or clock_of_attr(attr) for attr in self.recorded.attrs.values()}
+        if len(clocks) > 1 or None in clocks:
+            raise KsymError(
+                "text does not tell on which clock its times are", "say it with --clock"
+            )
+        clock = clocks.pop() if clocks else self._clock
+        return Renamer(self._past, self._clock_map, clock, self._running)
 
     def _running(self) -> tuple[None, Kallsyms | None]:
         try:
@@ -441,12 +456,13 @@ def _dso(frame: Frame, dso: str) -> str:
     return clean(dso) or "[kernel.kallsyms]"
 
 
-def _give_up_output(error: OSError) -> None:
+def give_up_output(error: OSError) -> None:
     """The output cannot be written (a full disk, say): say so once, let perf finish."""
     say(f"the output cannot be written ({error.strerror or error})")
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    if nowhere != sys.stdout.fileno():  # It is that if stdout had been closed.
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def start(arguments: list[str]) -> Handler:

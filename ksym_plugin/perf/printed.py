@@ -7,7 +7,7 @@ import stat
 import sys
 
 from ksym_plugin.errors import KsymError
-from ksym_plugin.perf.handler import Handler
+from ksym_plugin.perf.handler import Handler, give_up_output
 from ksym_plugin.perf.output import say
 
 TYPE_CHECKING = False
@@ -38,11 +38,16 @@ def run(options: Options) -> int:
     if options.format == "report":
         raise KsymError("text is not enough for a report", "run: ksym report")
     renamer = Handler(options, options.input).renamer()
-    if options.input is None:
-        _print(sys.stdin.buffer, options.format, renamer)
-        status = 0
-    else:
-        status = _print_file(options.input, options.format, renamer)
+    try:
+        if options.input is None:
+            _print(sys.stdin.buffer, options.format, renamer)
+            status = 0
+        else:
+            status = _print_file(options.input, options.format, renamer)
+        sys.stdout.flush()
+    except OSError as error:
+        give_up_output(error)
+        status = 1
     for line in renamer.report():
         say(line)
     return status
@@ -93,5 +98,12 @@ def _print(stream: IO[bytes], form: str, renamer: Renamer) -> None:
 
 def _pieces(stream: IO[bytes]) -> Iterator[bytes]:
     """What there is, as soon as it is there."""
-    while piece := os.read(stream.fileno(), _PIECE):
+    while piece := _read(stream.fileno()):
         yield piece
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, _PIECE)
+    except OSError as error:
+        raise KsymError(f"the text cannot be read ({error.strerror})") from error

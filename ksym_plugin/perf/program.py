@@ -75,8 +75,9 @@ def run(options: Options) -> int:
         source = perf.data(path)
     except (OSError, ValueError) as error:
         raise KsymError(f"{path} cannot be read ({error})") from error
-    Samples(perf, source, Handler(options, path)).process()
-    return 0
+    handler = Handler(options, path)
+    Samples(perf, source, handler).process()
+    return int(handler.is_cut_short)
 
 
 def _module() -> ModuleType | None:

@@ -13,6 +13,8 @@
   const totalOf = i => boxes[FIELDS * i + 2], ownOf = i => boxes[FIELDS * i + 3];
   const nameOf = i => boxes[FIELDS * i + 4];
   const end = i => startOf(i) + totalOf(i);
+  // Counts with decimals do not add up to the last digit.
+  const slack = totalOf(0) * 1e-9, within = (i, j) => startOf(i) >= startOf(j) && end(i) <= end(j) + slack;
   const alone = svg === document.documentElement;
   let focus = 0, width = data.width, shown = -1;
 
@@ -60,10 +62,9 @@
     for (let i = 0; i < rects.length; i++) {
       const below = depthOf(i) < depthOf(focus);
       rects[i].classList.toggle("past", below);
-      if (below && startOf(i) <= startOf(focus) && end(i) >= end(focus)) {
+      if (below && within(focus, i)) {
         place(i, pad, width - 2 * pad);
-      } else if (!below && startOf(i) >= startOf(focus) && end(i) <= end(focus)
-          && totalOf(i) * scale >= data.least) {
+      } else if (!below && within(i, focus) && totalOf(i) * scale >= data.least) {
         place(i, pad + (startOf(i) - startOf(focus)) * scale, totalOf(i) * scale);
       } else {
         rects[i].setAttribute("display", "none");
@@ -89,7 +90,7 @@
     for (let i = 0; i < rects.length; i++) {
       const hit = hits[nameOf(i)];
       rects[i].classList.toggle("hit", hit);
-      if (hit && startOf(i) >= covered) {
+      if (hit && startOf(i) >= covered - slack) {
         matched += totalOf(i);
         covered = end(i);
       }

@@ -119,7 +119,7 @@ def frame_of(text: str) -> StackFrame:
     if kind in (None, KERNEL) and _is_bpf(name):
         return StackFrame(name, BPF)
     if kind:
-        return StackFrame(name, kind)
+        return StackFrame(name or "[unknown]", kind)
     if name.startswith("py::"):
         return _by_perf_map(name)
     if name.endswith(")"):

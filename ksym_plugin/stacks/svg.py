@@ -198,7 +198,7 @@ def _flat(boxes: list[Box], numbers: list[int]) -> list[float]:
 def _head(title: str, total: float, shares: Mapping[str, float]) -> Iterator[str]:
     """The title, how many samples there are, and the share of each class, by leaves."""
     yield f'<text class="title" x="{_PAD}" y="28">{escaped(cut(readable(title), 60))}</text>\n'
-    yield f'<text class="note" x="{_PAD}" y="47">{total:,} samples</text>\n<g>\n'
+    yield f'<text class="note" x="{_PAD}" y="47">{_samples(total)}</text>\n<g>\n'
     x = _PAD
     for kind, name in _KINDS.items():
         if kind not in shares:
@@ -208,6 +208,11 @@ def _head(title: str, total: float, shares: Mapping[str, float]) -> Iterator[str
         yield f'<text class="key" x="{x + 18}" y="68">{label}</text>\n'
         x += 18 + 8 * len(label) + 10
     yield "</g>\n"
+
+
+def _samples(total: float) -> str:
+    number = f"{total:,}" if isinstance(total, int) else f"{total:,.12g}"
+    return f"{number} sample{'' if number == '1' else 's'}"
 
 
 def _shares(counts: Mapping[str, float], names: _Names) -> dict[str, float]:
@@ -230,8 +235,14 @@ def _foot(laid: Layout, scale: float) -> str:
     least = min(box.total for box in laid.boxes) * scale
     share = 100 * laid.hidden / laid.boxes[0].total
     return (
-        f"Frames under {least:.2g} px are not drawn; they cut {share:.2g} % of the samples short."
+        f"Frames under {_about(least)} px are not drawn;"
+        f" they cut {_about(share)} % of the samples short."
     )
+
+
+def _about(number: float) -> str:
+    """Two digits, without an exponent where a number is big."""
+    return f"{number:.2g}" if number < 99.5 else f"{number:,.0f}"
 
 
 def _json(document: dict[str, object]) -> str:

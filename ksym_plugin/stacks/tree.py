@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 #: Far more than any unwinder walks; deeper frames are left out.
 MOST_DEEP: Final = 2000
+_ROUNDING: Final = 1e-9
 
 
 class Box:
@@ -39,7 +40,10 @@ class Layout:
     def __init__(self, boxes: list[Box]) -> None:
         self.boxes = boxes
         inside = sum(box.total - box.own for box in boxes)
-        self.hidden = inside - sum(box.total for box in boxes if box.depth)
+        hidden = inside - sum(box.total for box in boxes if box.depth)
+        # Counts with decimals do not add up to the last digit.
+        total = max((box.total for box in boxes), default=0)
+        self.hidden = hidden if hidden > total * _ROUNDING else 0
 
 
 def layout(counts: Mapping[str, float], least: float, most: int) -> Layout:

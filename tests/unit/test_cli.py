@@ -347,6 +347,7 @@ def test_perfs_options_stay_perfs() -> None:
     ours, theirs = script.split(words)
     assert ours == ["-i", "x.data", "-Hy.db", "--format=folded"]
     assert theirs == ["-Fip,sym", "--comm", "a", "-f"]
+    assert script.split(["-i", "x", "--", "-i", "--comms"]) == (["-i", "x"], ["-i", "--comms"])
 
 
 FAKE_PERF = """#!{python}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import multiprocessing
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.cli import parts
+from ksym_plugin.errors import HistoryError, KsymError
+from ksym_plugin.stacks.fold import Folder, Options
 from ksym_plugin.stacks.spelling import tidied
 from tests.unit.texts import (
     REFERENCE,
@@ -264,6 +269,42 @@ def test_jobs_do_not_change_the_result(big: Path) -> None:
     assert b"only instructions is counted" in one.stderr
     assert one.stdout.count(b"\n") > 999
     assert parts.ranges(str(big), 1) == []
+
+
+def in_parts(part: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fold two parts, with another function for what a part's process does."""
+    monkeypatch.setattr(parts, "_fold_part", part)
+    how = Options(event=b"cycles")
+    parts.fold(Folder(how), how, os.devnull, [(0, 1), (1, 2)], (None, None), None)
+
+
+def test_a_part_that_is_killed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KsymError, match="was killed; take fewer --jobs"):
+        in_parts(lambda *_: os.kill(os.getpid(), signal.SIGKILL), monkeypatch)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("error", [HistoryError("no", "do"), FileNotFoundError(2, "gone", "x")])
+def test_what_goes_wrong_in_a_part_is_said(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    with pytest.raises((KsymError, FileNotFoundError)) as raised:
+        in_parts(fail, monkeypatch)
+    assert str(raised.value) == str(error)
+
+
+def test_an_interrupt_ends_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: object) -> None:
+        assert len(multiprocessing.active_children()) == 2
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts._Part, "result", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        in_parts(lambda *_: signal.pause(), monkeypatch)
+    assert multiprocessing.active_children() == []
 
 
 def reference(*folder: str) -> list:

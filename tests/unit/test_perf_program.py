@@ -144,6 +144,24 @@ def test_text_can_be_folded_and_drawn(place: Path) -> None:
     assert data["boxes"][2] == total
 
 
+@pytest.mark.parametrize("form", ["text", "folded", "svg", "speedscope"])
+def test_text_on_a_full_disk(place: Path, form: str) -> None:
+    with open(place / "before.txt", "rb") as text, open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-B", HANDLER, "--format", form],
+            cwd=place,
+            stdin=text,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    said = done.stderr.decode()
+    assert done.returncode == 1
+    assert said.startswith("ksym: the output cannot be written (No space left on device)\n")
+    assert "kernel frames" in said and "Traceback" not in said and "Exception" not in said
+
+
 def test_another_module_of_that_name_is_none_of_perf_s(place: Path, tmp_path: Path) -> None:
     (tmp_path / "perf.py").write_text("", encoding="utf-8")
     for name in ("before.txt", "ksym.db"):

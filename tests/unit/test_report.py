@@ -226,9 +226,11 @@ def test_guests_are_not_this_kernel(shipped: dict[str, Any]) -> None:
 def run(shipped: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """The command, with the handler's document in perf's place."""
 
-    def runner(*words: str, document: dict[str, Any] | None = None, others: Any = ()) -> Any:
+    def runner(
+        *words: str, document: dict[str, Any] | None = None, others: Any = (), status: int = 0
+    ) -> Any:
         given = json.loads(json.dumps(shipped if document is None else document))
-        monkeypatch.setattr(command, "account", lambda *_: [given, *others])
+        monkeypatch.setattr(command, "account", lambda *_: ([given, *others], status))
         return ksym("report", *words)
 
     return runner
@@ -308,7 +310,7 @@ def test_an_event_can_be_chosen(run: Any, shipped: dict[str, Any]) -> None:
 
 
 def test_no_samples_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "account", lambda *_: [])
+    monkeypatch.setattr(command, "account", lambda *_: ([], 0))
     done = ksym("report")
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == "ksym: there are no samples in it\n"
@@ -322,3 +324,11 @@ def test_perf_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     done = ksym("report", "-i", "nowhere")
     assert done.exit_code == 1
     assert "perf script failed (status 129)" in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_perf_that_fails_half_way(run: Any, words: tuple[str, ...]) -> None:
+    whole, done = run(*words), run(*words, status=234)
+    assert (whole.exit_code, done.exit_code) == (0, 1)
+    assert done.stdout == whole.stdout != ""
+    assert done.stderr.endswith("perf script failed (status 234) before the end of the data\n")

@@ -146,6 +146,13 @@ def test_narrow_frames_are_left_out_and_their_share_is_said() -> None:
     assert "Every frame is drawn" in drawn(counts, width=1024)
 
 
+def test_counts_with_decimals_are_no_puzzle() -> None:
+    text = drawn({f"a;b{number}": 0.1 for number in range(10)})
+    assert ">1 sample<" in text and "Every frame is drawn" in text
+    assert ">1.5 samples<" in drawn({"a": 1.5})
+    assert "Frames under 1,176 px are not drawn; they cut 100 % of" in drawn({"a": 1}, least=1e9)
+
+
 def test_size_is_bounded_however_many_stacks_there_are() -> None:
     frames = [f"some_function_of_usual_length_{number}" for number in range(97)]
     counts = {

@@ -103,6 +103,27 @@ def test_it_loads_without_errors_and_without_anything_else(page: Page, tmp_path:
     assert page.browser.requests == [(tmp_path / "flame.svg").as_uri()]
 
 
+#: Sums of these differ in their last digit by the order of adding.
+DECIMALS = (
+    (6.19, 8.96, 8.42, 1.01, 3.82, 6.96, 3.03, 5.73, 5.80, 0.67, 1.11, 5.06),
+    (3.79, 2.66, 7.62, 4.05, 4.81, 5.01, 3.12, 5.79, 8.11, 0.74, 5.09, 2.45),
+)
+
+
+@pytest.mark.parametrize("weights", DECIMALS)
+def test_counts_with_decimals(
+    browser: chromium.Chromium, tmp_path: Path, weights: tuple[float, ...]
+) -> None:
+    counts = {f"{'amz'[number % 3]};b{number}": weight for number, weight in enumerate(weights)}
+    page = Page(browser, tmp_path / "flame.svg", "".join(draw(counts, Picture("Test"))))
+    assert page.search("^[amz]$") == "100.00 % matched"
+    browser.press("Escape")
+    for first, parent in enumerate("amz"):
+        browser.click(*page.over(parent))
+        assert all(page.width(f"b{number}") for number in range(first, len(weights), 3))
+        browser.press("Escape")
+
+
 def test_it_is_as_wide_as_the_window(page: Page) -> None:
     assert page.width("all") == pytest.approx(WIDTH - 24, abs=1)
     assert page.width("sh") == pytest.approx((WIDTH - 24) * 0.7, abs=1)
