@@ -59,7 +59,8 @@ class KsymPluginManager(pluggy.PluginManager):
                     # It would run around all others, and its errors reach the host.
                     self.unregister(plugin)
                     raise pluggy.PluginValidationError(plugin, f"{caller.name}: no wrappers here")
-                protect(impl, caller.name, registered, self.complaints)
+                is_ours = plugin is defaults or getattr(plugin, "__name__", "") == _BUILT_IN_MODULE
+                protect(impl, caller.name, registered, self.complaints, is_ours)
         return registered
 
     def start(self) -> None:
@@ -101,7 +102,8 @@ def get_plugin_manager() -> KsymPluginManager:
     manager = KsymPluginManager()
     disabled = {name.strip() for name in os.environ.get(DISABLE, "").split(",")}
     if "*" not in disabled:
-        for point in _entry_points():
+        # The built-in one first: pluggy asks those that came later before it.
+        for point in sorted(_entry_points(), key=lambda point: point.name != BUILT_IN):
             if point.name not in disabled and not manager.has_plugin(point.name):
                 _load(manager, point)
         if BUILT_IN not in disabled and not manager.has_plugin(BUILT_IN):
