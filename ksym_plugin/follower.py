@@ -229,6 +229,7 @@ class Follower:
         poller.register(self._pipe.read_fd, select.POLLIN)
         if source.fileno() >= 0:
             poller.register(source.fileno(), select.POLLIN)
+        self._tell_news()
         began = time.thread_time_ns()
         while not self._stopping.is_set():
             ready = poller.poll(self._wait_ms(source))
@@ -245,14 +246,17 @@ class Follower:
             if self.table.doubted <= now and now >= self._resync_after:
                 self._resync(source)
         self._pipe.clear()
-        for news in self.table.take_news():
-            self._tell(news)
+        self._tell_news()
         if now - self._looked >= _HEARTBEAT * _SECOND:
             self._looked = now
             self._look_at_modules()
             self.table.forget(now)
         if now - self._ticked >= _CLOCK_SPAN:
             self._tick(now)
+
+    def _tell_news(self) -> None:
+        for news in self.table.take_news():
+            self._tell(news)
 
     def _wait_ms(self, source: Source) -> int:
         wait = _HEARTBEAT if source.interval is None else min(source.interval, _HEARTBEAT)

@@ -105,8 +105,8 @@ class Table:
     def start_of(self, name: str) -> int | None:
         """Where the live BPF symbol of this name is."""
         with self.lock:
-            starts = [life.symbol.start for life in self._timeline.live() if _is(life.symbol, name)]
-        return starts[0] if starts else None
+            live = [lifetime.symbol for lifetime in self._timeline.live()]
+        return next((symbol.start for symbol in live if symbol.name == name), None)
 
     def apply(self, changes: Sequence[Change], covered: int) -> None:
         """Take in what a source has read; all that happened before ``covered`` is in it."""
@@ -182,10 +182,6 @@ class Table:
         self._timeline.apply(loss)
         self._news.append(loss)
         self.doubted = min(self.doubted, loss.until)
-
-
-def _is(symbol: Symbol, name: str) -> bool:
-    return symbol.name == name
 
 
 def _doubt(frame: Frame | Reason) -> Frame | Reason:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 #: Names of plugins not to load, with commas between them; ``*`` for all.
 DISABLE: Final = "KSYM_DISABLE_PLUGINS"
-#: The plugin of this distribution: its entry point's name, and where it is in a checkout
-#: that is not installed.
+#: The plugin of this distribution: its entry point's name, and where it is. It is there
+#: also in a checkout that is not installed.
 BUILT_IN: Final = "ksym"
 _BUILT_IN_MODULE: Final = "ksym_plugin.plugin"
 
@@ -103,11 +103,11 @@ def get_plugin_manager() -> KsymPluginManager:
     disabled = {name.strip() for name in os.environ.get(DISABLE, "").split(",")}
     if "*" not in disabled:
         # The built-in one first: pluggy asks those that came later before it.
-        for point in sorted(_entry_points(), key=lambda point: point.name != BUILT_IN):
+        if BUILT_IN not in disabled:
+            _load_built_in(manager)
+        for point in _entry_points():
             if point.name not in disabled and not manager.has_plugin(point.name):
                 _load(manager, point)
-        if BUILT_IN not in disabled and not manager.has_plugin(BUILT_IN):
-            _load_built_in(manager)
     manager.start()
     return manager
 

@@ -6,6 +6,7 @@ who is where follows from the time by arithmetic alone: the oracle needs no memo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -46,10 +47,8 @@ class Scripted(Source):
 
     def read(self):
         self.reads += 1
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
-        except BlockingIOError:
-            pass
         if self.error is not None:
             error, self.error = self.error, None
             raise error
