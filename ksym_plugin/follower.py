@@ -56,7 +56,7 @@ _REOPEN: Final = (1.0, 60.0)
 #: How long ``stop`` waits for a source that is being opened, and a question for one that
 #: is being read, in seconds.
 _STOP_PATIENCE: Final = 5.0
-_READ_PATIENCE: Final = 0.05
+_READ_PATIENCE: Final = 1.0
 
 _FORKED: Final = (
     "this process was forked: it answers as of then, and marks what may have changed since; "
@@ -92,6 +92,7 @@ class Follower:
         self._source: Source | None = None
         # Held by whoever uses the source. Taken before the table's lock, never after it.
         self._using = threading.Lock()
+        self._asking = 0
         self._pipe = Pipe()
         self._clock: PerfClock | None = None
         self._stopping = threading.Event()
@@ -172,9 +173,14 @@ class Follower:
 
     def _catch_up(self, until: int) -> bool:
         """Read what happened before ``until``, if the source can be read at any time."""
-        if self._is_forked or not self._using.acquire(timeout=_READ_PATIENCE):
+        thread = threading.get_ident()
+        # A signal handler that has interrupted this very thread here need not wait.
+        if self._is_forked or self._asking == thread:
+            return False
+        if not self._using.acquire(timeout=_READ_PATIENCE):
             return False
         try:
+            self._asking = thread
             source = self._source
             if source is None or source.fileno() < 0:
                 return False
@@ -183,6 +189,7 @@ class Follower:
         except Exception:  # noqa: BLE001 - a source's; the thread meets it again
             return False
         finally:
+            self._asking = 0
             self._using.release()
             # The thread sleeps on: what it waits for has been read away.
             self._pipe.wake()

@@ -18,9 +18,10 @@ from ksym_plugin.clocks import MONOTONIC, ClockMap
 from ksym_plugin.resolver import Resolver
 from ksym_plugin.resync import differences
 from ksym_plugin.symbols import (
-    BPF_MODULE,
     GAP,
+    KERNEL,
     LOST,
+    MODULE,
     NOT_LOADED,
     UNKNOWN_ADDRESS,
     Frame,
@@ -186,7 +187,7 @@ class Table:
 
 def _doubt(frame: Frame | Reason) -> Frame | Reason:
     if isinstance(frame, Frame):
-        if frame.module != BPF_MODULE:
+        if frame.kind in (KERNEL, MODULE):
             return frame
         return Frame(frame.address, frame.name, frame.offset, frame.module, frame.kind, GAP)
     return LOST if frame is NOT_LOADED or frame is UNKNOWN_ADDRESS else frame
