@@ -127,6 +127,12 @@ class Follower:
         late = time_ns > table.covered and not self._catch_up(time_ns)
         return table.frames(addresses, time_ns, late)
 
+    def start_of(self, name: str) -> int | None:
+        """Where the kernel symbol of this name is now; None if there is none."""
+        if self._is_patient:
+            self._await_start()
+        return self.table.start_of(name)
+
     def stop(self) -> None:
         """End the thread and give everything back; idempotent, from any thread."""
         self._stopping.set()

@@ -18,6 +18,7 @@ from ksym_plugin.clocks import MONOTONIC, ClockMap
 from ksym_plugin.resolver import Resolver
 from ksym_plugin.resync import differences
 from ksym_plugin.symbols import (
+    BPF_MODULE,
     GAP,
     KERNEL,
     LOST,
@@ -74,6 +75,7 @@ class Table:
         self.doubted = 0
         self._timeline = Timeline()
         self._kept = 0
+        self._statics: Kallsyms | None = None
         self._resolver = Resolver(self._timeline)
         self._instants: deque[Instant] = deque(maxlen=_INSTANTS)
         self._clocks = ClockMap(())
@@ -101,13 +103,19 @@ class Table:
 
     def use_statics(self, kallsyms: Kallsyms | None) -> None:
         with self.lock:
+            self._statics = kallsyms
             self._resolver = Resolver(self._timeline, kallsyms)
 
     def start_of(self, name: str) -> int | None:
-        """Where the live BPF symbol of this name is."""
+        """Where the symbol of this name is now. Reads through all of them."""
         with self.lock:
-            live = [lifetime.symbol for lifetime in self._timeline.live()]
-        return next((symbol.start for symbol in live if symbol.name == name), None)
+            statics, live = self._statics, self._timeline.live()
+        if statics is not None:
+            # Its BPF lines are of when it was read.
+            for symbol in statics.by_name(name):
+                if symbol.module != BPF_MODULE:
+                    return symbol.start
+        return next((life.symbol.start for life in live if life.symbol.name == name), None)
 
     def apply(self, changes: Sequence[Change], covered: int) -> None:
         """Take in what a source has read; all that happened before ``covered`` is in it."""
