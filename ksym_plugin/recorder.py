@@ -14,7 +14,8 @@ import time
 from ksym_plugin.clocks import PerfClock
 from ksym_plugin.errors import SourceError
 from ksym_plugin.history_file import HEARTBEAT
-from ksym_plugin.symbols import BPF_MODULE, BPF_PROG, Load, Loss, Unload
+from ksym_plugin.resync import differences
+from ksym_plugin.symbols import Load, Loss, Unload
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from ksym_plugin.history_writer import HistoryWriter
     from ksym_plugin.sources import Source
-    from ksym_plugin.symbols import Lifetime
 
 #: The longest a change waits for its commit, in ns.
 _BATCH_SPAN: Final = 200_000_000
@@ -178,10 +178,8 @@ class Recorder:
         ended = time.monotonic_ns()
         self._end_gap(ended)
         live = {lifetime.symbol.start: lifetime for lifetime in self.timeline.live()}
-        listed = {load.symbol.module for load in snapshot if load.symbol.kind != BPF_PROG}
-        if self._source.lists_images:
-            listed.add(BPF_MODULE)
-        self._apply(_differences(live, snapshot, listed, (since, began, ended)))
+        images = self._source.lists_images
+        self._apply(differences(live, snapshot, images, (since, began, ended)))
         before = time.monotonic_ns()
         self._apply(self._source.read())
         self._cover(before)
@@ -197,41 +195,3 @@ class Recorder:
         if self.timeline.count - self._kept > _MEMORY_COUNT:
             self.timeline.expire(now - _MEMORY_SPAN)
             self._kept = self.timeline.count
-
-
-def _differences(
-    live: dict[int, Lifetime],
-    snapshot: list[Load],
-    listed: set[str | None],
-    times: tuple[int, int, int],
-) -> list[Load | Unload | Loss]:
-    """The changes that turn what is held live into what a snapshot found.
-
-    All but programs are listed by kallsyms alone, where BPF may be hidden: their absence
-    counts only where their module is ``listed``. What differs changed after the first of
-    ``times``; the snapshot was taken between the others.
-    """
-    since, began, ended = times
-    changes: list[Load | Unload | Loss] = []
-    found = {load.symbol.start: load for load in snapshot}
-    for start, lifetime in live.items():
-        load = found.get(start)
-        if load is not None and _is_same(lifetime, load):
-            continue
-        judged = lifetime.symbol.kind == BPF_PROG or lifetime.symbol.module in listed
-        if judged and lifetime.loaded_latest < began:
-            earliest = max(since, lifetime.loaded_earliest)
-            name, prog_id = lifetime.symbol.name, lifetime.prog_id
-            changes.append(Unload(start, earliest, ended, name, prog_id))
-    for start, load in found.items():
-        known = live.get(start)
-        if known is None or not _is_same(known, load):
-            load.earliest = max(load.earliest, since)
-        changes.append(load)
-    return changes
-
-
-def _is_same(lifetime: Lifetime, load: Load) -> bool:
-    if lifetime.prog_id is not None and load.prog_id is not None:
-        return lifetime.prog_id == load.prog_id
-    return lifetime.symbol.name == load.symbol.name

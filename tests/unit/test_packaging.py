@@ -39,8 +39,12 @@ def run(*command: str) -> str:
 
 def package_files() -> set[str]:
     return {
-        os.path.relpath(os.path.join(folder, file), REPO)
-        for folder, _, files in os.walk(os.path.join(REPO, "ksym_plugin"))
+        os.path.relpath(os.path.join(folder, file), os.path.dirname(package))
+        for package in (
+            os.path.join(REPO, "ksym_plugin"),
+            os.path.join(REPO, "hooks", "ksym_hooks"),
+        )
+        for folder, _, files in os.walk(package)
         for file in files
         if file.endswith(".py") or file == "py.typed"
     }
@@ -86,7 +90,14 @@ def test_wheel_holds_the_package_and_what_perf_runs(wheel: Path) -> None:
 def test_wheel_holds_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
-    assert tops == {"ksym_plugin", f"ksym_plugin-{ksym_plugin.__version__}.dist-info"}
+    assert tops == {"ksym_plugin", "ksym_hooks", f"ksym_plugin-{ksym_plugin.__version__}.dist-info"}
+
+
+def test_wheel_has_the_plugin_s_entry_point(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        lines = archive.read(name).decode().splitlines()
+    assert lines[lines.index("[ksym]") + 1] == "ksym = ksym_plugin.plugin"
 
 
 def test_installed_package_imports_from_the_environment(python: str) -> None:

@@ -1,0 +1,102 @@
+"""Kernel names for programs that use bcc: ``install`` puts the plugin in for bcc's own table.
+
+bcc reads /proc/kallsyms once in a process and knows no ends: a program loaded later is
+named after whatever lies below it. From ``install`` on, ``BPF.ksym``, ``BPF.ksymname``, and
+``BPF.sym`` for kernel addresses, are answered as of when they are asked; what has no name
+is ``[unknown]``. Whose addresses were sampled earlier gets the names of now: bcc passes no
+time.
+
+    python3 -m ksym_plugin.bcc /usr/sbin/profile-bpfcc -K 5
+
+runs one of bcc's tools that way, unmodified. bcc is iovisor's, as distributions package it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ksym_plugin.sources import bcc_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+    from ksym_hooks import KsymPluginManager
+
+#: The process id under which bcc keeps the kernel's symbols, among those of processes.
+_KERNEL: Final = -1
+_UNKNOWN: Final = -1
+_CORE: Final = b"kernel"
+
+_installed: KernelSymbols | None = None
+
+
+class KernelSymbols:
+    """What bcc asks instead of its SymbolCache; answers in that one's terms."""
+
+    def __init__(self, manager: KsymPluginManager) -> None:
+        self.manager = manager
+
+    def resolve(self, address: int, _demangle: bool) -> tuple[bytes | None, int, bytes | None]:
+        """Name, offset and module of an address; (None, address, None) without a name."""
+        from ksym_hooks import is_frame
+
+        hook = self.manager.hook
+        (answer,) = hook.ksym_resolve_frames(addresses=[address], time=None, clock="monotonic")
+        if not is_frame(answer):
+            return None, address, None
+        name: str = hook.ksym_format_frame(frame=answer)
+        module = (answer.module or "").strip("[]").encode() or _CORE
+        return name.encode(), answer.offset, module
+
+    def resolve_name(self, _module: object, name: str | bytes) -> int:
+        """The address of a name, or -1."""
+        from ksym_plugin import plugin
+
+        follower = plugin.begin()
+        text = name.decode(errors="replace") if isinstance(name, bytes) else name
+        start = follower.start_of(text) if follower is not None else None
+        return _UNKNOWN if start is None else start
+
+
+def install() -> None:
+    """Answer for bcc from here on; idempotent. SourceError if bcc is not there.
+
+    The plugin follows the kernel from now on, in this process, until ``uninstall`` or the
+    process's end.
+    """
+    global _installed
+    bcc = bcc_module.load()
+    if _installed is not None:
+        return
+    from ksym_hooks import get_plugin_manager
+
+    manager = get_plugin_manager()
+    manager.hook.ksym_resolve_frames(addresses=[], time=None, clock="monotonic")
+    _installed = KernelSymbols(manager)
+    bcc.BPF._sym_caches[_KERNEL] = _installed
+
+
+def uninstall() -> None:
+    """Leave bcc to itself again; idempotent."""
+    global _installed
+    if _installed is None:
+        return
+    bcc_module.load().BPF._sym_caches.pop(_KERNEL, None)
+    _installed.manager.close()
+    _installed = None
+
+
+def main() -> None:
+    """Run the tool that the command line names, as if it had been run itself."""
+    import runpy
+
+    if len(sys.argv) < 2:
+        sys.exit("usage: python3 -m ksym_plugin.bcc TOOL [ARGUMENT ...]")
+    del sys.argv[0]
+    install()
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,384 @@
+"""Keeps a table current in the background, from the best source there is.
+
+A thread waits for the source, reads it, and tells what has changed. It is in no hurry: after
+a read it rests 150 times as long as that took, up to 0.1 s, and so stays below a hundredth
+of a CPU unless changes are many. Who asks about a time that has not been read yet reads the source
+himself: ``frames`` never answers from before the time it is asked about.
+
+What can go wrong around it, and what then happens:
+
+- the source takes long to start: after a second, answers come from an enumeration, marked
+  GAP, until it has;
+- it fails: the time until another is open, or this one again, is a gap;
+- the host closes all descriptors: noticed within a second, as a failed source; nothing that
+  was closed is closed again, for the numbers may be others' by now;
+- the process forks: the child keeps the table as it is, marked GAP from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+
+from ksym_plugin.clocks import MONOTONIC, PerfClock
+from ksym_plugin.errors import KallsymsError, KsymError, SourceError
+from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kallsyms_text import read_module_sizes
+from ksym_plugin.sources import snapshot
+from ksym_plugin.symbols import Reason
+from ksym_plugin.table import NEVER, Table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Final
+
+    from ksym_plugin.sources import Source
+    from ksym_plugin.symbols import Frame
+    from ksym_plugin.table import News
+
+_SECOND: Final = 1_000_000_000
+#: How long the first question waits for a source, in seconds; and for the static symbols.
+PATIENCE: Final = 1.0
+_STATICS_PATIENCE: Final = 10.0
+#: What a read is followed by: so many times its CPU time of rest, and no more than (s).
+_REST: Final = 150
+_MOST_REST: Final = 0.1
+#: How often descriptors, modules and what else tells nobody are looked at, in seconds.
+_HEARTBEAT: Final = 1.0
+_CLOCK_SPAN: Final = 10 * _SECOND
+_RESYNC_REST: Final = 10
+#: How long to wait before a source that failed is opened again, in seconds.
+_REOPEN: Final = (1.0, 60.0)
+#: How long ``stop`` waits for a source that is being opened, and a question for one that
+#: is being read, in seconds.
+_STOP_PATIENCE: Final = 5.0
+_READ_PATIENCE: Final = 1.0
+
+_FORKED: Final = (
+    "this process was forked: it answers as of then, and marks what may have changed since; "
+    "stop the manager and start it again to follow the kernel here"
+)
+#: Whatever held descriptors that the host has closed: finalising it would close others'.
+_abandoned: list[object] = []
+
+
+class Disowned(Exception):
+    """The descriptors are closed, and not by us."""
+
+
+class Follower:
+    """Follows what ``open_source`` opens, on a thread of its own, from ``start`` to ``stop``.
+
+    ``name`` is what that source is called in sentences for the host's user, which ``say``
+    is given; ``tell`` is given news on that thread, in order. Neither may raise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_source: Callable[[], Source],
+        tell: Callable[[News], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.table = Table()
+        self._name = name
+        self._open_source = open_source
+        self._tell = tell
+        self._say = say
+        self._source: Source | None = None
+        # Held by whoever uses the source. Taken before the table's lock, never after it.
+        self._using = threading.Lock()
+        self._asking = 0
+        self._pipe = Pipe()
+        self._clock: PerfClock | None = None
+        self._stopping = threading.Event()
+        self._has_statics = threading.Event()
+        self._has_started = threading.Event()
+        self._is_patient = True
+        self._is_forked = False
+        self._modules: dict[str, tuple[int, int]] = {}
+        self._ticked = self._looked = self._resync_after = 0
+        self._thread = threading.Thread(target=self._work, name="ksym", daemon=True)
+        self._thread.start()
+
+    def frames(
+        self, addresses: Iterable[int], time_ns: int | None, clock: str
+    ) -> list[Frame | Reason]:
+        """An answer for each address; see the hook ``ksym_resolve_frames``."""
+        if self._is_patient:
+            self._await_start()
+        table = self.table
+        if time_ns is None:
+            # Where nobody follows any more the newest state is that of now, and in doubt.
+            watched = table.doubted == NEVER
+            return table.frames(addresses, table.covered if watched else time.monotonic_ns())
+        if clock != MONOTONIC:
+            try:
+                time_ns = table.to_monotonic(clock, time_ns)
+            except (KsymError, AttributeError) as error:
+                # The instants have no such clock at all.
+                known = isinstance(error, KsymError)
+                reason = Reason(str(error) if known else f"there is no clock called {clock}")
+                return [reason for _ in addresses]
+        late = time_ns > table.covered and not self._catch_up(time_ns)
+        return table.frames(addresses, time_ns, late)
+
+    def start_of(self, name: str) -> int | None:
+        """Where the kernel symbol of this name is now; None if there is none."""
+        if self._is_patient:
+            self._await_start()
+        return self.table.start_of(name)
+
+    def stop(self) -> None:
+        """End the thread and give everything back; idempotent, from any thread."""
+        self._stopping.set()
+        self._pipe.wake()
+        if self._thread is not threading.current_thread():
+            # One that hangs in opening a source ends when that does.
+            self._thread.join(_STOP_PATIENCE)
+
+    def before_fork(self) -> None:
+        self.table.lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        self.table.lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Keep the table, give back what only the parent may use."""
+        self._is_forked = self._is_patient = True
+        self.table.doubt(time.monotonic_ns())
+        self.table.take_news()
+        self.table.lock.release()
+        # Whoever held these is not here any more.
+        self._using = threading.Lock()
+        self._stopping = threading.Event()
+        self._has_statics, self._has_started = threading.Event(), threading.Event()
+        self._give_back(self._pipe.is_ours())
+
+    def _await_start(self) -> None:
+        """Wait for the first state that can be asked; say what it lacks."""
+        if self._is_forked:
+            self._is_patient = False
+            if not self.table.generation:
+                self._fill()
+            self._say(_FORKED)
+            return
+        self._has_statics.wait(_STATICS_PATIENCE)
+        if not self._has_started.wait(PATIENCE):
+            self._fill()
+            if self._is_patient:
+                self._say(
+                    f"source {self._name} has not started after {PATIENCE:g} s; "
+                    "until it has, answers are marked as uncertain"
+                )
+        self._is_patient = False
+
+    def _catch_up(self, until: int) -> bool:
+        """Read what happened before ``until``, if the source can be read at any time."""
+        thread = threading.get_ident()
+        # A signal handler that has interrupted this very thread here need not wait.
+        if self._is_forked or self._asking == thread:
+            return False
+        if not self._using.acquire(timeout=_READ_PATIENCE):
+            return False
+        try:
+            self._asking = thread
+            source = self._source
+            if source is None or source.fileno() < 0:
+                return False
+            if self.table.covered < until:
+                self._read(source)
+        except Exception:  # noqa: BLE001 - a source's; the thread meets it again
+            return False
+        finally:
+            self._asking = 0
+            self._using.release()
+            # The thread sleeps on: what it waits for has been read away.
+            self._pipe.wake()
+        return self.table.covered >= until
+
+    def _read(self, source: Source) -> None:
+        if not self._pipe.is_ours():
+            raise Disowned("the host has closed the descriptors")
+        before = time.monotonic_ns()
+        self.table.apply(source.read(), before)
+
+    def _work(self) -> None:
+        """The thread's."""
+        shortest, longest = _REOPEN
+        pause = 0.0
+        while not self._stopping.wait(pause):
+            began = time.monotonic()
+            try:
+                self._follow(self._open())
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - any source's
+                self._has_statics.set()
+                if not self._fail(error):
+                    break
+            pause = shortest if time.monotonic() - began > longest else min(pause * 2, longest)
+            pause = max(pause, shortest)
+        with self._using:
+            self._give_back(self._pipe.is_ours())
+
+    def _open(self) -> Source:
+        self._clock = PerfClock()
+        self._tick(time.monotonic_ns())
+        self._look_at_modules()
+        self._has_statics.set()
+        source = self._open_source()
+        with self._using:
+            self._source = source
+            self._resync(source)
+        self._has_started.set()
+        return source
+
+    def _follow(self, source: Source) -> None:
+        """Read the source whenever it has something, until told to stop."""
+        poller = select.poll()
+        poller.register(self._pipe.read_fd, select.POLLIN)
+        if source.fileno() >= 0:
+            poller.register(source.fileno(), select.POLLIN)
+        self._tell_news()
+        began = time.thread_time_ns()
+        while not self._stopping.is_set():
+            ready = poller.poll(self._wait_ms(source))
+            if any(event & select.POLLNVAL for _, event in ready):
+                raise Disowned("a descriptor is closed")
+            self._step(source)
+            began, spent = time.thread_time_ns(), time.thread_time_ns() - began
+            self._stopping.wait(min(_MOST_REST, _REST * spent / _SECOND))
+
+    def _step(self, source: Source) -> None:
+        with self._using:
+            self._read(source)
+            now = time.monotonic_ns()
+            if self.table.doubted <= now and now >= self._resync_after:
+                self._resync(source)
+        self._pipe.clear()
+        self._tell_news()
+        if now - self._looked >= _HEARTBEAT * _SECOND:
+            self._looked = now
+            self._look_at_modules()
+            self.table.forget(now)
+        if now - self._ticked >= _CLOCK_SPAN:
+            self._tick(now)
+
+    def _tell_news(self) -> None:
+        for news in self.table.take_news():
+            self._tell(news)
+
+    def _wait_ms(self, source: Source) -> int:
+        wait = _HEARTBEAT if source.interval is None else min(source.interval, _HEARTBEAT)
+        return int(wait * 1000)
+
+    def _resync(self, source: Source) -> None:
+        """Make the table equal to the kernel's. After a loss, not more often than it is cheap."""
+        began = time.monotonic_ns()
+        try:
+            loads = list(source.snapshot())
+        except SourceError:
+            if not self._has_started.is_set():
+                raise
+            # Nothing can be made good for now; the gap stays open until it can.
+            self._resync_after = time.monotonic_ns() + _SECOND
+            return
+        ended = time.monotonic_ns()
+        # Somebody else's source may not have been made as ours are.
+        images = bool(getattr(source, "lists_images", False))
+        self.table.settle(loads, images, began, ended)
+        self._resync_after = ended + _RESYNC_REST * (ended - began)
+        self._read(source)
+
+    def _fail(self, error: BaseException) -> bool:
+        """The source is no more; whether to try again."""
+        self.table.doubt(self.table.covered)
+        is_ours = self._pipe.is_ours() and not isinstance(error, Disowned)
+        with self._using:
+            self._give_back(is_ours)
+            if not self._stopping.is_set():
+                self._pipe = Pipe()
+        if isinstance(error, Disowned):
+            self._say("the host has closed all descriptors; the source is opened again")
+            return True
+        self._say(f"source {self._name}: {error if isinstance(error, KsymError) else repr(error)}")
+        if self._has_started.is_set():
+            return True
+        # What could not start here will not by waiting.
+        self._fill()
+        self._has_started.set()
+        return False
+
+    def _give_back(self, is_ours: bool) -> None:
+        """Close what there is; or keep it from ever being closed, where it is not ours."""
+        things = (self._source, self._clock, self._pipe)
+        self._source = self._clock = None
+        if not is_ours:
+            _abandoned.append(things)
+            return
+        for thing in things:
+            if thing is not None:
+                with contextlib.suppress(Exception):
+                    thing.close()
+
+    def _fill(self) -> None:
+        """Without a source: what the kernel holds, if it tells."""
+        with contextlib.suppress(SourceError):
+            self.table.fill(snapshot.take().loads)
+
+    def _tick(self, now: int) -> None:
+        if self._clock is not None:
+            self.table.tick(self._clock.read())
+        self._ticked = now
+
+    def _look_at_modules(self) -> None:
+        """Read the static symbols anew when modules have come or gone."""
+        modules = read_module_sizes("/proc/modules")
+        if self._has_statics.is_set() and modules == self._modules:
+            return
+        self._modules = modules
+        kallsyms = None
+        with contextlib.suppress(KallsymsError):
+            kallsyms = Kallsyms.load()
+        self.table.use_statics(kallsyms)
+
+
+class Pipe:
+    """Wakes who polls ``read_fd``; knows whether its descriptors are still its own."""
+
+    __slots__ = ("_identity", "_write_fd", "read_fd")
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._identity = _identity(self.read_fd)
+
+    def is_ours(self) -> bool:
+        """Whether nobody has closed them: their numbers may be another file's by now."""
+        return self.read_fd >= 0 and self._identity == _identity(self.read_fd)
+
+    def wake(self) -> None:
+        if self.read_fd >= 0 and self._identity == _identity(self._write_fd):
+            with contextlib.suppress(OSError):
+                os.write(self._write_fd, b".")
+
+    def clear(self) -> None:
+        with contextlib.suppress(OSError):
+            os.read(self.read_fd, 4096)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self.read_fd >= 0:
+            read_fd, self.read_fd = self.read_fd, -1
+            os.close(read_fd)
+            os.close(self._write_fd)
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,160 @@
+"""The plugin: answers hosts' hooks from one table of the kernel's symbols a process.
+
+All hosts in a process share the table, its thread and its source. It is opened by the
+first question and closed when the last host has stopped, or when the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING
+
+from ksym_hooks import PluginWarning, hookimpl
+from ksym_plugin.errors import SourceError
+from ksym_plugin.follower import Follower
+from ksym_plugin.sources import AUTO, open_source
+from ksym_plugin.sources import names as built_in
+from ksym_plugin.symbols import Loss, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Final
+
+    from ksym_hooks import KsymPluginManager
+    from ksym_plugin.sources import Source
+    from ksym_plugin.symbols import Frame
+    from ksym_plugin.table import News
+
+#: Names the source to use, a third party's as well.
+SOURCE: Final = "KSYM_SOURCE"
+_STOPPED: Final = Reason("the plugin has been stopped")
+
+_state = threading.RLock()
+_hosts: weakref.WeakSet[KsymPluginManager] = weakref.WeakSet()
+_follower: Follower | None = None
+
+
+@hookimpl
+def ksym_start(manager: KsymPluginManager) -> None:
+    """Remember the host; nothing is opened before it asks."""
+    with _state:
+        _hosts.add(manager)
+
+
+@hookimpl
+def ksym_stop(manager: KsymPluginManager) -> None:
+    """Forget the host, and close everything with the last one."""
+    with _state:
+        _hosts.discard(manager)
+        follower = None if _hosts else _take_follower()
+    if follower is not None:
+        follower.stop()
+
+
+@hookimpl
+def ksym_resolve_frames(
+    addresses: Sequence[int], time: int | None, clock: str
+) -> list[Frame | Reason]:
+    """See the specification. Addresses of user space come back with that for a reason."""
+    follower = _follower or begin()
+    if follower is None:
+        return [_STOPPED] * len(addresses)
+    return follower.frames(addresses, time, clock)
+
+
+def begin() -> Follower | None:
+    """Start following, if that was not done before; None if there is no host."""
+    global _follower
+    with _state:
+        if _follower is None and _hosts:
+            _follower = Follower(os.environ.get(SOURCE, AUTO), _open, _tell, _say)
+        return _follower
+
+
+def _take_follower() -> Follower | None:
+    global _follower
+    follower, _follower = _follower, None
+    return follower
+
+
+def _open() -> Source:
+    """What $KSYM_SOURCE names; without it the best built-in source, then third parties'."""
+    wanted = os.environ.get(SOURCE, AUTO)
+    others = _others()
+    if wanted in others and wanted not in built_in():
+        return others[wanted]()
+    try:
+        return open_source(wanted)[0]
+    except SourceError as error:
+        if wanted != AUTO or not others:
+            raise
+        problems = [str(error)]
+    for name, construct in others.items():
+        try:
+            return construct()
+        except Exception as error:  # noqa: BLE001 - theirs
+            problems.append(f"{name}: {error}")
+    raise SourceError("; ".join(problems))
+
+
+def _others() -> dict[str, Callable[[], Source]]:
+    found: dict[str, Callable[[], Source]] = {}
+    for host in list(_hosts):
+        for sources in host.hook.ksym_sources():
+            found.update(sources)
+    return found
+
+
+def _tell(news: News) -> None:
+    for host in list(_hosts):
+        if isinstance(news, Loss):
+            host.hook.ksym_events_lost(since=news.since, until=news.until, count=news.count)
+        else:
+            host.hook.ksym_symbols_changed(
+                added=news.added, removed=news.removed, generation=news.generation
+            )
+
+
+def _say(text: str) -> None:
+    # Where warnings are errors there is nobody on this thread to catch one.
+    with contextlib.suppress(PluginWarning):
+        warnings.warn(f"ksym: {text}", PluginWarning, stacklevel=2)
+
+
+def _before_fork() -> None:
+    _state.acquire()
+    if _follower is not None:
+        _follower.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    if _follower is not None:
+        _follower.after_fork_in_parent()
+    _state.release()
+
+
+def _after_fork_in_child() -> None:
+    if _follower is not None:
+        _follower.after_fork_in_child()
+    _state.release()
+
+
+def _at_exit() -> None:
+    with _state:
+        _hosts.clear()
+        follower = _take_follower()
+    if follower is not None:
+        follower.stop()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
+atexit.register(_at_exit)
