@@ -197,14 +197,18 @@ class Frame:
     """One stack entry with its name.
 
     ``offset`` is ``address - symbol.start``; ``module`` is ``[bpf]``, a module's name,
-    or None for the core image; ``certainty`` is EXACT, GRACE or GAP.
+    or None for the core image; ``certainty`` is EXACT, GRACE or GAP. ``file``, ``line``
+    and ``text``, the source line itself, are None unless they were asked for and are known.
     """
 
-    __slots__ = ("address", "certainty", "kind", "module", "name", "offset")
+    __slots__ = ("address", "certainty", "file", "kind", "line", "module", "name", "offset", "text")
 
     def __init__(
         self, address: int, name: str, offset: int, module: str | None, kind: str, certainty: str
     ) -> None:
+        self.file: str | None = None
+        self.line: int | None = None
+        self.text: str | None = None
         self.address = address
         self.name = name
         self.offset = offset

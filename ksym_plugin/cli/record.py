@@ -21,6 +21,7 @@ from ksym_plugin.errors import KsymError
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources import AUTO, names, open_source
+from ksym_plugin.sources.details import DetailsProcess
 from ksym_plugin.symbols import BPF_PROG
 
 TYPE_CHECKING = False
@@ -89,7 +90,7 @@ def command(
     """
     retention = Retention(max_age, max_size)
     with Signals() as signals:
-        status = _record(output, source, seconds, retention, command, signals)
+        status = _record(output, source, seconds, retention, command, signals, stats)
     if stats:
         say(_cost(output))
     ctx.exit(status)
@@ -121,6 +122,7 @@ def _record(
     retention: Retention,
     command: Sequence[str],
     signals: Signals,
+    stats: bool,
 ) -> int:
     """Record from opening to closing; the exit status."""
     with contextlib.ExitStack() as stack:
@@ -133,7 +135,9 @@ def _record(
         stack.callback(clock.close)
         is_new = not os.path.exists(output)
         writer = HistoryWriter(output, source.name, started, kernel_text.start())
-        recorder = Recorder(source, writer, clock)
+        details = DetailsProcess()
+        stack.callback(details.close)
+        recorder = Recorder(source, writer, clock, details)
         try:
             recorder.start()
         except BaseException:
@@ -153,6 +157,10 @@ def _record(
                 recorder.finish()
         if not run.told:
             say(_summary(recorder, recorder.changes - before, output))
+        for note in details.notes:
+            say(note)
+        if stats:
+            say(details.summary())
         return status
 
 

@@ -169,7 +169,25 @@ def _document(
             }
             for loss in known.losses
         ],
-        "symbols": [_symbol(life, dial) for life in found],
+        "symbols": [
+            {**_symbol(life, dial), "details": _details(known, dial, life)} for life in found
+        ],
+    }
+
+
+def _details(known: Past, dial: Dial, life: Lifetime) -> dict[str, Any] | None:
+    """What is known of the program a symbol is of; null if nothing is."""
+    program = known.programs.of(life)
+    if program is None:
+        return None
+    there = bool(program.tag)
+    return {
+        "tag": program.tag or None,
+        "type": program.type if there else None,
+        "uid": program.uid if there else None,
+        "load_time": dial.of(program.load_time) if there else None,
+        "has_lines": program.table is not None,
+        "problem": program.problem or None,
     }
 
 

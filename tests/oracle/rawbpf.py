@@ -67,11 +67,13 @@ def load(
     prog_type: int = SOCKET_FILTER,
     btf_fd: int = 0,
     func_info: bytes = b"",
+    line_info: bytes = b"",
 ) -> int:
     """A file descriptor (close-on-exec) of the program; OSError carries the verifier's log."""
     code = ctypes.create_string_buffer(insns, len(insns))
     license_ = ctypes.create_string_buffer(b"GPL")
     functions = ctypes.create_string_buffer(func_info, max(len(func_info), 1))
+    lines = ctypes.create_string_buffer(line_info, max(len(line_info), 1))
     log = ctypes.create_string_buffer(_LOG_SIZE)
     attr = bytearray(_ATTR_SIZE)
 
@@ -83,6 +85,8 @@ def load(
         struct.pack_into("=16s", attr, 48, name.encode()[:15])
         if func_info:
             struct.pack_into("=IIQI", attr, 72, btf_fd, 8, _address(functions), len(func_info) // 8)
+        if line_info:
+            struct.pack_into("=IQI", attr, 92, 16, _address(lines), len(line_info) // 16)
         return _bpf(_PROG_LOAD, attr)
 
     try:
