@@ -12,6 +12,7 @@ from array import array
 from ksym_plugin.history_file import query
 from ksym_plugin.line_table import unpack
 from ksym_plugin.program_details import GONE
+from ksym_plugin.symbols import trampoline_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def write(database: sqlite3.Connection, boot: int, programs: list[ProgramDetails
     """Write what is known of programs. One that is gone never replaces what was known."""
     tables = {known.digest: known.lines for known in programs if known.lines}
     database.executemany(_TABLE, tables.items())
+    targets = [(boot, known.trampoline, known.target) for known in programs if known.target]
+    database.executemany("INSERT OR REPLACE INTO trampoline VALUES (?, ?, ?)", targets)
     for known in programs:
         how = "INSERT OR REPLACE " if known.tag else "INSERT OR IGNORE "
         database.execute(how + _PROGRAM, _values(boot, known))
@@ -94,10 +97,12 @@ class Programs:
         self._boot = boot
         self._programs: dict[int, RecordedProgram | None] = {}
         self._tables: dict[int, LineTable] = {}
+        self._targets: dict[int, str | None] = {}
 
     def clear(self) -> None:
         """Forget what was read of a file that is being written."""
         self._programs.clear()
+        self._targets.clear()
 
     def of(self, lifetime: Lifetime) -> RecordedProgram | None:
         """The program that a symbol belongs to; None if nothing is known of it."""
@@ -108,6 +113,17 @@ class Programs:
             rows = query(self._database, self._path, _SELECT, self._boot, prog_id)
             self._programs[prog_id] = _program(rows[0]) if rows else None
         return self._programs[prog_id]
+
+    def traced(self, lifetime: Lifetime) -> str | None:
+        """The kernel function whose calls a trampoline takes to programs."""
+        key = trampoline_key(lifetime.symbol.name)
+        if key is None:
+            return None
+        if key not in self._targets:
+            select = "SELECT target FROM trampoline WHERE boot = ? AND key = ?"
+            rows = query(self._database, self._path, select, self._boot, key)
+            self._targets[key] = rows[0][0] if rows else None
+        return self._targets[key]
 
     def missed(self) -> int:
         """How many programs were gone before their lines could be read."""

@@ -7,7 +7,7 @@ the byte before.
 
 from __future__ import annotations
 
-from ksym_plugin.symbols import BPF_PROG, Frame
+from ksym_plugin.symbols import BPF_PROG, BPF_TRAMPOLINE, Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
         def at(self, address: int, time_ns: int, /) -> Answer: ...
 
     class Lines(Protocol):
-        """The source lines of programs."""
+        """The source lines of programs, and what trampolines trace."""
 
         def line(self, lifetime: Lifetime, offset: int, /) -> Line | None: ...
+        def traced(self, lifetime: Lifetime, /) -> str | None: ...
 
 
 class Locator:
@@ -39,12 +40,17 @@ class Locator:
     def locate(
         self, frames: Sequence[Frame | Reason], time_ns: int, first_is_leaf: bool = True
     ) -> None:
-        """Fill in ``file``, ``line`` and ``text`` of a callchain's frames, leaf first.
+        """Fill in ``file``, ``line``, ``text`` and ``traced`` of a callchain's frames, leaf first.
 
         ``time_ns`` is that of the sample, in CLOCK_MONOTONIC ns.
         """
         for depth, frame in enumerate(frames):
-            if isinstance(frame, Frame) and frame.kind == BPF_PROG and frame.file is None:
+            if not isinstance(frame, Frame):
+                continue
+            if frame.kind == BPF_TRAMPOLINE:
+                lifetime = self._past.at(frame.address, time_ns)[0]
+                frame.traced = None if lifetime is None else self._lines.traced(lifetime)
+            elif frame.kind == BPF_PROG and frame.file is None:
                 back = 0 if first_is_leaf and depth == 0 else 1
                 self._fill(frame, max(frame.offset - back, 0), time_ns)
 

@@ -20,11 +20,25 @@ class ProgramDetails:
     the kernel's order, the names spelled as kallsyms does; ``""`` for one that cannot be
     told. ``load_time`` is CLOCK_MONOTONIC ns, never later than the true start of its
     BPF_PROG_LOAD. ``lines`` is what ``line_table.pack`` made of the functions in the
-    same order, with its digest; or both are empty, and ``problem`` says why. Of a
-    program that is gone nothing but the id is known.
+    same order, with its digest; or both are empty, and ``problem`` says why. ``target`` is
+    the kernel function that a tracing program is for, ``trampoline`` the key in the name
+    of the trampoline that takes calls of it there; ``""`` and 0 for others. Of a program
+    that is gone nothing but the id is known.
     """
 
-    __slots__ = ("digest", "functions", "id", "lines", "load_time", "problem", "tag", "type", "uid")
+    __slots__ = (
+        "digest",
+        "functions",
+        "id",
+        "lines",
+        "load_time",
+        "problem",
+        "tag",
+        "target",
+        "trampoline",
+        "type",
+        "uid",
+    )
 
     def __init__(self, id: int, problem: str) -> None:
         self.id = id
@@ -36,6 +50,8 @@ class ProgramDetails:
         self.functions: list[tuple[int, int, str]] = []
         self.lines = b""
         self.digest = b""
+        self.trampoline = 0
+        self.target = ""
 
     def __repr__(self) -> str:
         return f"ProgramDetails({self.id}, {self.tag}, {self.problem or len(self.lines)})"

@@ -7,7 +7,8 @@ from ksym_plugin.errors import KallsymsError, SourceError
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.line_table import unpack
 from ksym_plugin.sources import bpf_details, snapshot
-from ksym_plugin.symbols import OUTSIDE_HISTORY, Lifetime
+from ksym_plugin.sources.traced import Targets
+from ksym_plugin.symbols import OUTSIDE_HISTORY, Lifetime, trampoline_key
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -23,11 +24,16 @@ _HIDDEN = KallsymsError(
 
 
 class Lines:
-    """The source lines of the programs that are loaded now."""
+    """The source lines of the programs that are loaded now, and what is traced now."""
 
     def __init__(self) -> None:
         self._reader = bpf_details.Reader()
+        self._targets = Targets()
         self._known: dict[int, tuple[list[int], LineTable]] = {}
+
+    def traced(self, lifetime: Lifetime, /) -> str | None:
+        key = trampoline_key(lifetime.symbol.name)
+        return None if key is None else self._targets.name(key) or None
 
     def line(self, lifetime: Lifetime, offset: int, /) -> Line | None:
         if lifetime.prog_id is None:

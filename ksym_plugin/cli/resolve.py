@@ -126,12 +126,15 @@ def _line(address: int, frame: Frame | Reason) -> str:
     module = f" ({frame.module})" if frame.module else ""
     certainty = "" if frame.certainty == EXACT else f"  {frame.certainty}"
     place = "" if frame.line is None else f"  {frame.file}:{frame.line}: {frame.text}"
+    if frame.traced is not None:
+        place = f"  traces {frame.traced}"
     return f"{hexadecimal(address)}  {frame.name}+{frame.offset:#x}{module}{certainty}{place}"
 
 
 def _entry(address: int, frame: Frame | Reason) -> dict[str, Any]:
     if not isinstance(frame, Frame):
         return {"address": hexadecimal(address), "name": None, "reason": frame.text}
+    more = {field: getattr(frame, field) for field in ("file", "line", "text", "traced")}
     return {
         "address": hexadecimal(address),
         "name": frame.name,
@@ -139,7 +142,5 @@ def _entry(address: int, frame: Frame | Reason) -> dict[str, Any]:
         "module": frame.module,
         "kind": frame.kind,
         "certainty": frame.certainty,
-        "file": frame.file,
-        "line": frame.line,
-        "text": frame.text,
+        **{field: value for field, value in more.items() if value is not None},
     }

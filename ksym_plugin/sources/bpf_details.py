@@ -16,6 +16,7 @@ from ksym_plugin import line_table, syscalls
 from ksym_plugin.program_details import GONE, HIDDEN, NOT_JITED, WITHOUT, ProgramDetails
 from ksym_plugin.sources import btf
 from ksym_plugin.sources.bpf_programs import boottime_ahead
+from ksym_plugin.sources.traced import IN_BTF, Targets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
     from ksym_plugin.line_table import Row
 
-#: struct bpf_prog_info up to and including prog_tags, as old as KSYMBOL.
-_INFO_SIZE: Final = 192
+#: struct bpf_prog_info up to and including attach_btf_id; the kernel fills in what it knows.
+_INFO_SIZE: Final = 232
 _HEAD: Final = struct.Struct("=II8sI")  # type, id, tag, jited_prog_len
 _LOADED: Final = struct.Struct("=QI")  # load_time, created_by_uid, at 40
 _NAME: Final = slice(64, 80)
@@ -33,6 +34,7 @@ _NAME: Final = slice(64, 80)
 # pointer and number of func_info; numbers and pointers of line_info and jited_line_info,
 # their record sizes; number and pointer of the tags.
 _ARRAYS: Final = struct.Struct("=IIQQIIQIIQQIIIIQ")
+_ATTACHED: Final = struct.Struct("=II")  # attach_btf_obj_id, attach_btf_id, at 220
 _BTF_INFO: Final = struct.Struct("=QI20x")  # btf, btf_size of struct bpf_btf_info
 _FUNC_INFO: Final = struct.Struct("=II")  # insn_off, type_id
 _LINE_INFO: Final = struct.Struct("=IIII")  # insn_off, file_name_off, line_off, line_col
@@ -53,6 +55,7 @@ class Reader:
         self._info = array("B", bytes(_INFO_SIZE))
         self._make_room(_FUNCTION_ROOM, _LINE_ROOM)
         self._btf: tuple[int, bytes] = (0, b"")
+        self._targets = Targets()
         self._kept: dict[tuple[bytes, ...], tuple[bytes, bytes]] = {}
 
     def read(self, prog_id: int) -> ProgramDetails:
@@ -73,6 +76,10 @@ class Reader:
         load_time, details.uid = _LOADED.unpack_from(self._info, 40)
         details.tag = tag.hex()
         details.load_time = load_time - boottime_ahead()
+        holder, type_id = _ATTACHED.unpack_from(self._info, 220)
+        key = holder << 32 | IN_BTF | type_id
+        if type_id and self._targets.name(key):
+            details.trampoline, details.target = key, self._targets.name(key)
         found = _Arrays(self._info)
         if not jited:
             details.problem = NOT_JITED

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ksym_plugin.line_table import Line, pack, unpack
 from ksym_plugin.locating import Locator
 from ksym_plugin.resolver import Resolver
-from ksym_plugin.symbols import Frame, Lifetime
+from ksym_plugin.symbols import Frame, Lifetime, trampoline_key
 from tests.unit.helpers import BASE, load, timeline_of
 
 NAME = "bpf_prog_00000000000000aa_main"
@@ -17,6 +19,9 @@ class Lines:
 
     def line(self, lifetime: Lifetime, offset: int, /) -> Line | None:
         return TABLE.find(0, offset) if lifetime.symbol.start == BASE else None
+
+    def traced(self, lifetime: Lifetime, /) -> str | None:
+        return f"target of {trampoline_key(lifetime.symbol.name)}"
 
 
 def lines_of(addresses: list[int], first_is_leaf: bool = True) -> list[int | None]:
@@ -39,3 +44,18 @@ def test_the_first_byte_stays_in_its_function() -> None:
 
 def test_what_is_no_program_or_has_no_name_has_no_line() -> None:
     assert lines_of([BASE + 64, BASE + 0x100_0000]) == [None, None]
+
+
+def test_a_trampoline_says_what_it_traces() -> None:
+    past = timeline_of(load(BASE, 64, "bpf_trampoline_6442467359", 100, None, True))
+    frames = Resolver(past).frames([BASE + 8], 200)
+    Locator(past, Lines()).locate(frames, 200)
+    assert isinstance(frames[0], Frame)
+    assert frames[0].traced == "target of 6442467359"
+
+
+@pytest.mark.parametrize(
+    "name", ["bpf_trampoline_", "bpf_trampoline_1x", f"bpf_trampoline_{1 << 64}", "bpf_prog_aa"]
+)
+def test_a_name_without_a_key_has_none(name: str) -> None:
+    assert trampoline_key(name) is None
