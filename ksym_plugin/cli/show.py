@@ -169,19 +169,17 @@ def _document(
             }
             for loss in known.losses
         ],
-        "symbols": [
-            {**_symbol(life, dial), "details": _details(known, dial, life)} for life in found
-        ],
+        "symbols": [{**_symbol(life, dial), **_details(known, dial, life)} for life in found],
     }
 
 
-def _details(known: Past, dial: Dial, life: Lifetime) -> dict[str, Any] | None:
-    """What is known of the program a symbol is of; null if nothing is."""
+def _details(known: Past, dial: Dial, life: Lifetime) -> dict[str, Any]:
+    """What is known of the program a symbol is of, if anything is."""
     program = known.programs.of(life)
     if program is None:
-        return None
+        return {}
     there = bool(program.tag)
-    return {
+    details = {
         "tag": program.tag or None,
         "type": program.type if there else None,
         "uid": program.uid if there else None,
@@ -189,6 +187,7 @@ def _details(known: Past, dial: Dial, life: Lifetime) -> dict[str, Any] | None:
         "has_lines": program.table is not None,
         "problem": program.problem or None,
     }
+    return {"details": details}
 
 
 def _symbol(life: Lifetime, dial: Dial) -> dict[str, Any]:

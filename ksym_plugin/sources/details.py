@@ -6,13 +6,10 @@ import contextlib
 import marshal
 import os
 import select
-import socket
-import subprocess
 import sys
 import time
 
-from ksym_plugin.program_details import GONE, ProgramDetails
-from ksym_plugin.sources.details_child import LENGTH
+from ksym_plugin.program_details import GONE, LENGTH, ProgramDetails
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
 
 #: How long the rest may take at the end, in seconds.
 _LAST_WAIT: Final = 2.0
+_SHUT_WR: Final = 1
 _CHUNK: Final = 1 << 16
 _CHILD: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]);"
@@ -39,6 +37,11 @@ class DetailsProcess:
         self.notes: list[str] = []
         self._data = b""
         self._cpu = 0.0
+        # Here, so that who never records does not pay for them.
+        import socket
+        import subprocess
+
+        self._late = subprocess.TimeoutExpired
         self._pipe, theirs = socket.socketpair()
         folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         try:
@@ -76,7 +79,7 @@ class DetailsProcess:
     def finish(self) -> list[ProgramDetails]:
         """What the process still has, which then ends."""
         with contextlib.suppress(OSError):
-            self._pipe.shutdown(socket.SHUT_WR)
+            self._pipe.shutdown(_SHUT_WR)
         give_up = time.monotonic() + _LAST_WAIT
         rest: list[ProgramDetails] = []
         while self._pipe.fileno() >= 0 and time.monotonic() < give_up:
@@ -104,7 +107,7 @@ class DetailsProcess:
         if self._process.poll() is None:
             self._process.kill()
         # It may hang in the kernel, which is no reason for the recorder to do so.
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(self._late):
             self._process.wait(_LAST_WAIT)
 
     def _messages(self) -> list[ProgramDetails]:

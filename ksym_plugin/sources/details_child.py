@@ -15,13 +15,12 @@ import marshal
 import os
 import select
 import socket
-import struct
 import time
 from collections import deque
 
 from ksym_plugin import syscalls
 from ksym_plugin.errors import SourceError
-from ksym_plugin.program_details import GONE, ProgramDetails
+from ksym_plugin.program_details import GONE, LENGTH, ProgramDetails
 from ksym_plugin.sources import bpf_programs
 from ksym_plugin.sources.bpf_details import Reader, open_program
 from ksym_plugin.sources.cpus import online_text, parse_cpu_list
@@ -33,13 +32,13 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
 MOST_HELD: Final = 64
-#: Before each message.
-LENGTH: Final = struct.Struct("=I")
 _RING_BYTES: Final = 64 * 1024
 _TICK_MS: Final = 1000
 #: How often ids are looked through where the kernel does not announce programs.
 _POLL_MS: Final = 50
 _MOST_NICE: Final = -20
+#: With so many bytes waiting for the recorder, programs that were there before wait too.
+_MOST_UNSENT: Final = 1 << 20
 _FLAGS: Final = syscalls.BPF_EVENT | syscalls.WATERMARK
 
 
@@ -52,14 +51,15 @@ def main(fd: int) -> None:
         try:
             Watch(pipe).run()
         except (SourceError, OSError) as error:
-            send(pipe, str(error))
+            pipe.setblocking(True)
+            pipe.sendall(message(str(error)))
 
 
-def send(pipe: socket.socket, message: str | float | list[Any]) -> None:
-    """Send what is known of a program, as ProgramDetails has it; why there will be nothing;
-    or, at the end, how many seconds of CPU it has taken."""
-    data = marshal.dumps(message)
-    pipe.sendall(LENGTH.pack(len(data)) + data)
+def message(content: str | float | list[Any]) -> bytes:
+    """What is known of a program, as ProgramDetails has it; why there will be nothing; or,
+    at the end, how many seconds of CPU it has taken."""
+    data = marshal.dumps(content)
+    return LENGTH.pack(len(data)) + data
 
 
 class Watch:
@@ -67,6 +67,9 @@ class Watch:
 
     def __init__(self, pipe: socket.socket) -> None:
         self._pipe = pipe
+        # A recorder that is busy must not keep the next program from being read.
+        self._pipe.setblocking(False)
+        self._unsent = bytearray()
         self._reader = Reader()
         self._poller = select.poll()
         self._poller.register(pipe, select.POLLIN)
@@ -81,21 +84,33 @@ class Watch:
         """Until the other end asks for the rest."""
         while not self._is_over():
             self._look()
+            if self._unsent:
+                self._send(b"")
             if self._fresh:
                 self._take_fresh()
-            elif self._backlog:
+            elif self._backlog and len(self._unsent) < _MOST_UNSENT:
                 self._tell(self._backlog.popleft(), -1)
         self._look()
         while self._fresh:
             self._take_fresh()
-        send(self._pipe, time.process_time())
+        self._unsent += message(time.process_time())
+        self._pipe.setblocking(True)
+        self._pipe.sendall(self._unsent)
 
     def _is_over(self) -> bool:
-        busy = self._fresh or self._backlog
+        busy = self._fresh or (self._backlog and len(self._unsent) < _MOST_UNSENT)
         ready = self._poller.poll(0 if busy else _TICK_MS if self._rings else _POLL_MS)
         if not ready and not busy:
             self._follow_cpus()
-        return any(fd == self._pipe.fileno() for fd, _ in ready)
+        return any(fd == self._pipe.fileno() and event & ~select.POLLOUT for fd, event in ready)
+
+    def _send(self, data: bytes) -> None:
+        """Send what can be sent now; the rest when there is room for it."""
+        self._unsent += data
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                del self._unsent[: self._pipe.send(self._unsent)]
+        self._poller.modify(self._pipe, select.POLLIN | (select.POLLOUT if self._unsent else 0))
 
     def _look(self) -> None:
         """Note which programs are new."""
@@ -142,7 +157,7 @@ class Watch:
                 details = self._reader.read_open(prog_id, fd)
             finally:
                 os.close(fd)
-        send(self._pipe, [getattr(details, field) for field in ProgramDetails.__slots__])
+        self._send(message([getattr(details, field) for field in ProgramDetails.__slots__]))
 
     def _follow_cpus(self) -> None:
         """Listen on CPUs that came; on none where perf events are not allowed."""

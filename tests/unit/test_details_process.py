@@ -14,12 +14,14 @@ SENDS = """
 import socket, sys
 sys.path.insert(0, sys.argv[1])
 from ksym_plugin.program_details import ProgramDetails
-from ksym_plugin.sources.details_child import send
+from ksym_plugin.sources.details_child import message
 def fields(id, problem, lines=b""):
     known = ProgramDetails(id, problem)
     known.lines = lines
     known.functions = [(1 << 63, 16, "bpf_prog_aa_\\u00e4")]
     return [getattr(known, field) for field in ProgramDetails.__slots__]
+def send(pipe, content):
+    pipe.sendall(message(content))
 pipe = socket.socket(fileno=int(sys.argv[2]))
 """
 BIG = 3_000_000
