@@ -25,6 +25,7 @@ from ksym_plugin.history_file import (
     signed,
     unsigned,
 )
+from ksym_plugin.history_programs import Programs
 from ksym_plugin.symbols import EXACT, GAP, OUTSIDE_HISTORY, Lifetime, Loss
 from ksym_plugin.timeline import Timeline
 
@@ -140,11 +141,14 @@ class Past:
         self.boot = boot
         self._database = database
         self._path = path
+        #: What the programs were, and their source lines.
+        self.programs = Programs(database, path, boot.row)
         self._ground = 0
         self._refresh()
 
     def _refresh(self) -> None:
         self._timeline = Timeline()
+        self.programs.clear()
         #: Address to an answer and from when to when it is known to hold.
         self._steady: dict[int, tuple[int, int, Answer]] = {}
         here = kernel_id.boot_id() == self.boot.boot_id
@@ -286,6 +290,9 @@ class Past:
                 f" ({lost or 'an unknown number'}, within {seconds(span)} s);"
                 " names from then are marked uncertain"
             )
+        missed = self.programs.missed()
+        if missed:
+            lines.append(f"the source lines of {missed} programs could not be read in time")
         return lines
 
     def live(self, time_ns: int) -> list[Lifetime]:

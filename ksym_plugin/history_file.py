@@ -72,6 +72,15 @@ CREATE TABLE lifetime (
 CREATE INDEX lifetime_start ON lifetime (start);
 CREATE TABLE span (page INTEGER NOT NULL, lifetime INTEGER NOT NULL REFERENCES lifetime);
 CREATE INDEX span_page ON span (page);
+CREATE TABLE line_table (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, data BLOB NOT NULL);
+CREATE TABLE trampoline (
+  boot INTEGER NOT NULL REFERENCES boot, key INTEGER NOT NULL, target TEXT NOT NULL,
+  PRIMARY KEY (boot, key)) WITHOUT ROWID;
+CREATE TABLE program (
+  boot INTEGER NOT NULL REFERENCES boot, prog_id INTEGER NOT NULL, tag BLOB NOT NULL,
+  type INTEGER NOT NULL, uid INTEGER NOT NULL, load_time INTEGER NOT NULL,
+  starts BLOB NOT NULL, problem TEXT, line_table INTEGER REFERENCES line_table,
+  PRIMARY KEY (boot, prog_id)) WITHOUT ROWID;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
 """

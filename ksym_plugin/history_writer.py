@@ -12,7 +12,7 @@ import contextlib
 import os
 import sqlite3
 
-from ksym_plugin import kernel_id
+from ksym_plugin import history_programs, kernel_id
 from ksym_plugin.errors import HistoryError
 from ksym_plugin.history_file import (
     COLUMNS,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from ksym_plugin.clocks import Instant
+    from ksym_plugin.program_details import ProgramDetails
     from ksym_plugin.symbols import Lifetime, Loss
 
 _INSERT: Final = f"INSERT INTO lifetime (boot, {COLUMNS}) VALUES ({', '.join('?' * 15)})"
@@ -67,6 +68,7 @@ class HistoryWriter:
         else:
             _make_private(path)
         self._dirty: dict[int, Lifetime] = {}
+        self._programs: list[ProgramDetails] = []
         self._file = _identity(path)
         try:
             self._database = sqlite3.connect(path, isolation_level=None, timeout=5)
@@ -150,12 +152,16 @@ class HistoryWriter:
 
     @property
     def pending(self) -> int:
-        """Lifetimes changed since the last commit."""
-        return len(self._dirty)
+        """Lifetimes and programs noted since the last commit."""
+        return len(self._dirty) + len(self._programs)
 
     def note(self, lifetime: Lifetime) -> None:
         """Have the next commit write this lifetime as it is by then."""
         self._dirty[id(lifetime)] = lifetime
+
+    def note_program(self, details: ProgramDetails) -> None:
+        """Have the next commit write what is known of a program."""
+        self._programs.append(details)
 
     def lost(self, loss: Loss) -> None:
         """Write a gap at once: it must be known even if this process dies before a resync."""
@@ -204,6 +210,8 @@ class HistoryWriter:
                 database.executemany(_UPDATE, changed)
             if further:
                 database.executemany(_WIDEN, [span * 2 for span in further])
+            if self._programs:
+                history_programs.write(database, self.boot, self._programs)
             database.execute(
                 "UPDATE session SET covered = max(covered, ?) WHERE id = ?",
                 (covered, self._session),
@@ -211,6 +219,7 @@ class HistoryWriter:
         self._number_rows()
         self._last_row = last_row
         self._dirty.clear()
+        self._programs.clear()
 
     def _refuse_other_file(self) -> None:
         """What goes into a file that was moved away or replaced would be lost, or worse."""
@@ -229,7 +238,7 @@ class HistoryWriter:
 
     def forget(self, before: int) -> None:
         """Forget what ended before ``before`` in this boot: it is no longer covered."""
-        with self._transaction():
+        with self._transaction() as database:
             self._execute("DELETE FROM lifetime WHERE boot = ? AND unloaded < ?", self.boot, before)
             self._execute("DELETE FROM gap WHERE boot = ? AND until < ?", self.boot, before)
             self._execute(
@@ -238,6 +247,7 @@ class HistoryWriter:
                 self.boot,
             )
             self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
+            history_programs.forget_orphans(database)
             # The last instant before is kept: times up to the next one need both.
             self._execute(
                 "DELETE FROM instant WHERE session IN (SELECT id FROM session WHERE boot = ?)"
@@ -264,13 +274,14 @@ class HistoryWriter:
 
     def _forget_boot(self, boot: int) -> None:
         sessions = "(SELECT id FROM session WHERE boot = ?)"
-        with self._transaction():
+        with self._transaction() as database:
             self._execute("DELETE FROM lifetime WHERE boot = ?", boot)
             self._execute("DELETE FROM gap WHERE boot = ?", boot)
             self._execute(f"DELETE FROM instant WHERE session IN {sessions}", boot)
             self._execute("DELETE FROM session WHERE boot = ?", boot)
             self._execute("DELETE FROM boot WHERE id = ?", boot)
             self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
+            history_programs.forget_orphans(database)
 
     def _used_bytes(self) -> int:
         pages, free, size = (

@@ -13,6 +13,7 @@ import time
 
 from ksym_plugin.clocks import PerfClock
 from ksym_plugin.errors import SourceError
+from ksym_plugin.healing import heal
 from ksym_plugin.history_file import HEARTBEAT
 from ksym_plugin.resync import differences
 from ksym_plugin.symbols import Load, Loss, Unload
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from typing import Final
 
     from ksym_plugin.history_writer import HistoryWriter
+    from ksym_plugin.program_details import ProgramDetails
     from ksym_plugin.sources import Source
+    from ksym_plugin.sources.details import DetailsProcess
 
 #: The longest a change waits for its commit, in ns.
 _BATCH_SPAN: Final = 200_000_000
@@ -42,10 +45,17 @@ _MEMORY_COUNT: Final = 50_000
 class Recorder:
     """Follows ``source`` into ``writer``; both stay the caller's to close.
 
+    ``details`` tells what the programs are and of their source lines, whenever it can.
     ``timeline`` holds what is live and what ended lately. One thread runs it.
     """
 
-    def __init__(self, source: Source, writer: HistoryWriter, clock: PerfClock) -> None:
+    def __init__(
+        self,
+        source: Source,
+        writer: HistoryWriter,
+        clock: PerfClock,
+        details: DetailsProcess | None = None,
+    ) -> None:
         self.timeline = Timeline()
         self.changes = 0
         self.losses = 0
@@ -55,6 +65,7 @@ class Recorder:
         self._source = source
         self._writer = writer
         self._clock = clock
+        self._details = details
         self._lost: Loss | None = None
         self._resync_after = 0
         self._committed = self._ticked = self._kept = 0
@@ -77,7 +88,9 @@ class Recorder:
         poller.register(stop_fd, select.POLLIN)
         if self._source.fileno() >= 0:
             poller.register(self._source.fileno(), select.POLLIN)
+        watched = -1
         while True:
+            watched = self._watch_details(poller, watched)
             now = time.monotonic_ns()
             if until is not None and now >= until:
                 return
@@ -89,7 +102,10 @@ class Recorder:
     def step(self) -> None:
         """Apply what has arrived, and commit when it is time."""
         before = time.monotonic_ns()
+        # What is told of programs now, the source has announced before.
+        details = [] if self._details is None else self._details.read()
         self._apply(self._source.read())
+        self._learn(details)
         self._cover(before)
         if self._lost is not None and before >= self._resync_after:
             self._resync(self._lost.since)
@@ -104,9 +120,11 @@ class Recorder:
     def finish(self) -> None:
         """Apply what is still waiting and end the session in order."""
         before = time.monotonic_ns()
+        details = [] if self._details is None else self._details.finish()
         # Nothing is read later: what is in flight now has come when this is over.
         time.sleep(_IN_FLIGHT / 1e9)
         self._apply(self._source.read())
+        self._learn(details)
         self._end_gap(before)
         self._cover(before + _IN_FLIGHT)
         self._tick(before)
@@ -134,6 +152,22 @@ class Recorder:
             self.changes += 1
         for lifetime in self.timeline.take_disturbed():
             self._writer.note(lifetime)
+
+    def _watch_details(self, poller: select.poll, watched: int) -> int:
+        """Have ``poller`` look at the details as long as there can be any."""
+        fd = -1 if self._details is None else self._details.fileno()
+        if fd != watched:
+            if watched >= 0:
+                poller.unregister(watched)
+            if fd >= 0:
+                poller.register(fd, select.POLLIN)
+        return fd
+
+    def _learn(self, details: list[ProgramDetails]) -> None:
+        for program in details:
+            self._writer.note_program(program)
+            for lifetime in heal(self.timeline, program):
+                self._writer.note(lifetime)
 
     def _lose(self, loss: Loss) -> None:
         self.losses += 1

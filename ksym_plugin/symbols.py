@@ -30,8 +30,9 @@ EXACT: Final = "exact"
 GRACE: Final = "grace"
 GAP: Final = "gap"
 
+_TRAMPOLINE_PREFIX: Final = "bpf_trampoline_"
 _IMAGE_PREFIXES: Final = (
-    ("bpf_trampoline_", BPF_TRAMPOLINE),
+    (_TRAMPOLINE_PREFIX, BPF_TRAMPOLINE),
     ("bpf_dispatcher_", BPF_DISPATCHER),
     ("bpf__", BPF_STRUCT_OPS),
 )
@@ -198,10 +199,24 @@ class Frame:
 
     ``offset`` is ``address - symbol.start``; ``module`` is ``[bpf]``, a module's name,
     or None for the core image; ``certainty`` is EXACT, GRACE or GAP. ``lifetime`` is that
-    of a symbol which comes and goes.
+    of a symbol which comes and goes. ``file``, ``line`` and ``text``, the source line itself,
+    are None unless they were asked for and are known; so is ``traced``, the kernel function
+    that a trampoline belongs to.
     """
 
-    __slots__ = ("address", "certainty", "kind", "lifetime", "module", "name", "offset")
+    __slots__ = (
+        "address",
+        "certainty",
+        "file",
+        "kind",
+        "lifetime",
+        "line",
+        "module",
+        "name",
+        "offset",
+        "text",
+        "traced",
+    )
 
     def __init__(
         self,
@@ -213,6 +228,10 @@ class Frame:
         certainty: str,
         lifetime: Lifetime | None = None,
     ) -> None:
+        self.file: str | None = None
+        self.line: int | None = None
+        self.text: str | None = None
+        self.traced: str | None = None
         self.address = address
         self.name = name
         self.offset = offset
@@ -271,6 +290,14 @@ def bpf_kind(name: str) -> str:
         if name.startswith(prefix):
             return kind
     return OTHER_BPF
+
+
+def trampoline_key(name: str) -> int | None:
+    """The number in a trampoline's name, None in any other name; it fits 63 bits."""
+    digits = name[len(_TRAMPOLINE_PREFIX) :]
+    if not name.startswith(_TRAMPOLINE_PREFIX) or not digits.isdecimal() or len(digits) > 18:
+        return None
+    return int(digits)
 
 
 def is_image(kind: str) -> bool:

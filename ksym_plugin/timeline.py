@@ -135,6 +135,10 @@ class Timeline:
             return self._miss(True, time) if self._has_left(best, time) else self._judge(best, time)
         return self._judge(best, time) if self._gap_ends else (best, EXACT)
 
+    def started_at(self, start: int) -> list[Lifetime]:
+        """All lifetimes held that began at an address, by load."""
+        return self._starts.get(start, [])
+
     def live(self) -> list[Lifetime]:
         """The lifetimes that have not ended, by start."""
         standing: list[Lifetime] = []

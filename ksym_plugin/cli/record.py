@@ -21,6 +21,7 @@ from ksym_plugin.errors import KsymError, SourceError
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources import AUTO, names, open_source
+from ksym_plugin.sources.details import DetailsProcess
 from ksym_plugin.symbols import BPF_PROG
 
 TYPE_CHECKING = False
@@ -146,7 +147,9 @@ def _record(
         stack.callback(clock.close)
         is_new = not os.path.exists(output)
         writer = HistoryWriter(output, source.name, started, kernel_text.start())
-        recorder = Recorder(source, writer, clock)
+        details = DetailsProcess()
+        stack.callback(details.close)
+        recorder = Recorder(source, writer, clock, details)
         try:
             recorder.start()
         except BaseException:
@@ -167,8 +170,10 @@ def _record(
                 recorder.finish()
         if not run.told:
             say(_summary(recorder, recorder.changes - before, output))
+        for note in details.notes:
+            say(note)
         if stats:
-            for line in costs.lines(source, recorder, output):
+            for line in (*costs.lines(source, recorder, output), details.summary()):
                 say(line)
         return status
 

@@ -12,6 +12,7 @@ from ksym_plugin.cli.output import hexadecimal, say, write_json, write_lines
 from ksym_plugin.cli.times import Dial
 from ksym_plugin.errors import KsymError
 from ksym_plugin.histories import describe
+from ksym_plugin.locating import Locator
 from ksym_plugin.resolver import Resolver
 from ksym_plugin.symbols import EXACT, Frame
 
@@ -34,35 +35,54 @@ _DIGITS: Final = frozenset(string.hexdigits)
 @options.history
 @options.at
 @options.clock
+@click.option("--chain", is_flag=True, help="They are one call chain, the leaf first.")
 @options.as_json
 @click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 def command(
     history: str | None,
     at: int | None,
     clock: str | None,
+    chain: bool,
     as_json: bool,
     addresses: tuple[str, ...],
 ) -> None:
     """Name kernel addresses as they were at a time, by default the latest that is covered.
 
     ADDRESS is hexadecimal; - reads addresses from stdin. Without a history, the live
-    system answers.
+    system answers. BPF programs that were compiled with -g come with the source line of
+    the instruction; in a chain, callers with that of the call.
     """
     with lookup.past(history) as known:
         if known is not None:
             resolver, time_ns = _recorded(known, at, clock)
+            locator = Locator(known, known.programs)
         elif at is not None:
             resolver, time_ns = _unrecorded()
+            locator = None
         else:
             statics = live.kallsyms(needed=True)
-            resolver = Resolver(live.timeline(), statics)
+            table = live.timeline()
+            resolver = Resolver(table, statics)
+            locator = None if table is None else Locator(table, live.Lines())
             time_ns = time.monotonic_ns()
         # One call an address: stdin may hold any number, and is answered as it comes.
-        found = ((address, resolver.resolve(address, time_ns)) for address in _addresses(addresses))
+        found = (
+            (address, _located(resolver, locator, address, time_ns, chain and depth > 0))
+            for depth, address in enumerate(_addresses(addresses))
+        )
         if as_json:
             write_json([_entry(address, frame) for address, frame in found])
         else:
             write_lines(_line(address, frame) for address, frame in found)
+
+
+def _located(
+    resolver: Resolver, locator: Locator | None, address: int, time_ns: int, is_caller: bool
+) -> Frame | Reason:
+    frame = resolver.resolve(address, time_ns)
+    if locator is not None:
+        locator.locate([frame], time_ns, not is_caller)
+    return frame
 
 
 def _recorded(known: Past, at: int | None, clock: str | None) -> tuple[Resolver, int]:
@@ -105,12 +125,16 @@ def _line(address: int, frame: Frame | Reason) -> str:
         return f"{hexadecimal(address)}  [unknown]  {frame.text}"
     module = f" ({frame.module})" if frame.module else ""
     certainty = "" if frame.certainty == EXACT else f"  {frame.certainty}"
-    return f"{hexadecimal(address)}  {frame.name}+{frame.offset:#x}{module}{certainty}"
+    place = "" if frame.line is None else f"  {frame.file}:{frame.line}: {frame.text}"
+    if frame.traced is not None:
+        place = f"  traces {frame.traced}"
+    return f"{hexadecimal(address)}  {frame.name}+{frame.offset:#x}{module}{certainty}{place}"
 
 
 def _entry(address: int, frame: Frame | Reason) -> dict[str, Any]:
     if not isinstance(frame, Frame):
         return {"address": hexadecimal(address), "name": None, "reason": frame.text}
+    more = {field: getattr(frame, field) for field in ("file", "line", "text", "traced")}
     return {
         "address": hexadecimal(address),
         "name": frame.name,
@@ -118,4 +142,5 @@ def _entry(address: int, frame: Frame | Reason) -> dict[str, Any]:
         "module": frame.module,
         "kind": frame.kind,
         "certainty": frame.certainty,
+        **{field: value for field, value in more.items() if value is not None},
     }

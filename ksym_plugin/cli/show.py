@@ -169,8 +169,25 @@ def _document(
             }
             for loss in known.losses
         ],
-        "symbols": [_symbol(life, dial) for life in found],
+        "symbols": [{**_symbol(life, dial), **_details(known, dial, life)} for life in found],
     }
+
+
+def _details(known: Past, dial: Dial, life: Lifetime) -> dict[str, Any]:
+    """What is known of the program a symbol is of, if anything is."""
+    program = known.programs.of(life)
+    if program is None:
+        return {}
+    there = bool(program.tag)
+    details = {
+        "tag": program.tag or None,
+        "type": program.type if there else None,
+        "uid": program.uid if there else None,
+        "load_time": dial.of(program.load_time) if there else None,
+        "has_lines": program.table is not None,
+        "problem": program.problem or None,
+    }
+    return {"details": details}
 
 
 def _symbol(life: Lifetime, dial: Dial) -> dict[str, Any]:

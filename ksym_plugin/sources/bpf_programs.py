@@ -165,7 +165,7 @@ class _Inquiry:
     def __init__(self) -> None:
         self._info = array("B", bytes(_INFO_SIZE))
         self._attr = array("I", bytes(16))
-        self._boottime_ahead = _boottime_ahead()
+        self._boottime_ahead = boottime_ahead()
         self._make_room(_ROOM)
 
     def _make_room(self, room: int) -> None:
@@ -301,7 +301,7 @@ def _spell(tag: str, name: str, has_btf: bool) -> str:
     return f"bpf_prog_{tag}_{name}" if name else f"bpf_prog_{tag}"
 
 
-def _boottime_ahead() -> int:
+def boottime_ahead() -> int:
     """At least how far CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC, in ns.
 
     The greatest value that the readings allow, so that a time converted with it is never

@@ -29,7 +29,7 @@ _LAST_KIND: Final = 19
 
 def function_names(blob: bytes, type_ids: Collection[int]) -> dict[int, str]:
     """The names of those of ``type_ids`` that are functions, by type id."""
-    types, strings = _sections(blob)
+    types, strings = sections(blob)
     wanted = set(type_ids)
     names: dict[int, str] = {}
     at = 0
@@ -41,7 +41,7 @@ def function_names(blob: bytes, type_ids: Collection[int]) -> dict[int, str]:
             # Of unknown length, so nothing after it can be found either.
             break
         if kind == _FUNC and type_id in wanted:
-            names[type_id] = _string(strings, name_off)
+            names[type_id] = string(strings, name_off)
         at += _TYPE.size + _FIXED.get(kind, 0) + _EACH.get(kind, 0) * (info & 0xFFFF)
         type_id += 1
     return names
@@ -53,7 +53,7 @@ def member_offsets(blob: bytes, name: str) -> dict[str, int]:
     It is searched for, and not walked to: that takes a moment for the kernel's 130,000
     types. What is found must look like a structure in every one of its members.
     """
-    types, strings = _sections(blob)
+    types, strings = sections(blob)
     name_off = strings.find(b"\0" + name.encode() + b"\0") + 1
     if not name_off:
         return {}
@@ -82,11 +82,11 @@ def _members(types: bytes, strings: bytes, at: int) -> dict[str, int]:
         offset = (bits & 0xFFFFFF if info >> 31 else bits) >> 3
         if name_off >= len(strings) or offset > size:
             return {}
-        found[_string(strings, name_off)] = offset
+        found[string(strings, name_off)] = offset
     return found
 
 
-def _sections(blob: bytes) -> tuple[bytes, bytes]:
+def sections(blob: bytes) -> tuple[bytes, bytes]:
     """Types and strings; empty if this is no BTF."""
     if len(blob) < _HEADER.size:
         return b"", b""
@@ -97,6 +97,7 @@ def _sections(blob: bytes) -> tuple[bytes, bytes]:
     return types, blob[header + str_off : header + str_off + str_len]
 
 
-def _string(strings: bytes, at: int) -> str:
+def string(strings: bytes, at: int) -> str:
+    """The string at an offset into the strings' section."""
     end = strings.find(b"\0", at)
     return strings[at : end if end >= 0 else len(strings)].decode("utf-8", "backslashreplace")

@@ -70,6 +70,34 @@ def with_subprograms(name: str, functions: Sequence[str], seed: int, work: int =
     return _load_named(code, name, functions, starts)
 
 
+def with_lines(name: str, function: str, seed: int, rows: int = 60) -> int:
+    """Load one function whose source, as it claims, has ``rows`` lines from line 10 on."""
+    strings = [b"/src/oracle.bpf.c", *(b"hash = mix(hash, %d);" % row for row in range(rows))]
+    blob, first = _with_strings(btf([function]), strings)
+    offsets = [first]
+    for string in strings:
+        offsets.append(offsets[-1] + len(string) + 1)
+    info = b"".join(
+        struct.pack("<IIII", 2 * row, first, offsets[row + 1], (10 + row) << 10 | 5)
+        for row in range(rows)
+    )
+    btf_fd = rawbpf.load_btf(blob)
+    try:
+        func_info = struct.pack("<II", 0, _FIRST_FUNC)
+        code = burn(seed) + _finish()
+        return rawbpf.load(code, name, btf_fd=btf_fd, func_info=func_info, line_info=info)
+    finally:
+        os.close(btf_fd)
+
+
+def _with_strings(blob: bytes, strings: Sequence[bytes]) -> tuple[bytes, int]:
+    """BTF with more strings, and where the first of these is."""
+    *head, length = struct.unpack_from("<HBBIIIII", blob)
+    more = b"".join(string + b"\0" for string in strings)
+    header = struct.pack("<HBBIIIII", *head, length + len(more))
+    return header + blob[len(header) :] + more, length
+
+
 def _load_named(code: bytes, name: str, functions: Sequence[str], starts: Sequence[int]) -> int:
     btf_fd = rawbpf.load_btf(btf(functions))
     try:

@@ -20,6 +20,7 @@ PROG_ARRAY = 3
 
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE = 0, 1, 2, 3
 _PROG_LOAD, _TEST_RUN, _GET_INFO, _BTF_LOAD = 5, 10, 15, 18
+_PROG_BY_ID, _BTF_BY_ID = 13, 19
 _NR_BPF = {"x86_64": 321, "aarch64": 280}
 _ATTR_SIZE = 144
 _INFO_SIZE = 208
@@ -67,11 +68,13 @@ def load(
     prog_type: int = SOCKET_FILTER,
     btf_fd: int = 0,
     func_info: bytes = b"",
+    line_info: bytes = b"",
 ) -> int:
     """A file descriptor (close-on-exec) of the program; OSError carries the verifier's log."""
     code = ctypes.create_string_buffer(insns, len(insns))
     license_ = ctypes.create_string_buffer(b"GPL")
     functions = ctypes.create_string_buffer(func_info, max(len(func_info), 1))
+    lines = ctypes.create_string_buffer(line_info, max(len(line_info), 1))
     log = ctypes.create_string_buffer(_LOG_SIZE)
     attr = bytearray(_ATTR_SIZE)
 
@@ -83,6 +86,8 @@ def load(
         struct.pack_into("=16s", attr, 48, name.encode()[:15])
         if func_info:
             struct.pack_into("=IIQI", attr, 72, btf_fd, 8, _address(functions), len(func_info) // 8)
+        if line_info:
+            struct.pack_into("=IQI", attr, 92, 16, _address(lines), len(line_info) // 16)
         return _bpf(_PROG_LOAD, attr)
 
     try:
@@ -137,6 +142,69 @@ def info(fd: int, room: int = 64) -> Info:
         list(starts[:nr_starts]),
         list(lens[:nr_lens]),
     )
+
+
+class Row:
+    """One row of a program's line table, from where the kernel keeps it."""
+
+    __slots__ = ("address", "column", "file", "line", "text")
+
+    def __init__(self, address: int, file: str, line: int, column: int, text: str) -> None:
+        self.address = address
+        self.file = file
+        self.line = line
+        self.column = column
+        self.text = text
+
+
+def open_id(prog_id: int) -> int:
+    attr = bytearray(_ATTR_SIZE)
+    struct.pack_into("=I", attr, 0, prog_id)
+    return _bpf(_PROG_BY_ID, attr)
+
+
+def line_rows(fd: int, room: int = 4096) -> list[Row]:
+    """The rows of all functions, in the kernel's order."""
+    lines = (ctypes.c_uint32 * (4 * room))()
+    addresses = (ctypes.c_uint64 * room)()
+    answer = ctypes.create_string_buffer(_INFO_SIZE)
+    struct.pack_into("=I", answer, 148, room)
+    struct.pack_into("=QQI", answer, 152, *map(ctypes.addressof, (lines, addresses)), room)
+    struct.pack_into("=II", answer, 172, 16, 8)
+    _info_of(fd, answer)
+    (count,) = struct.unpack_from("=I", answer, 168)
+    strings = _btf_strings(struct.unpack_from("=I", answer, 128)[0])
+
+    def string(at: int) -> str:
+        return strings[at : strings.index(b"\0", at)].decode()
+
+    rows = []
+    for row in range(count):
+        _, file, text, place = lines[4 * row : 4 * row + 4]
+        line, column = divmod(place, 1024)
+        rows.append(Row(addresses[row], string(file), line, column, string(text).strip()))
+    return rows
+
+
+def _btf_strings(btf_id: int) -> bytes:
+    attr = bytearray(_ATTR_SIZE)
+    struct.pack_into("=I", attr, 0, btf_id)
+    fd = _bpf(_BTF_BY_ID, attr)
+    try:
+        data = ctypes.create_string_buffer(1 << 20)
+        answer = ctypes.create_string_buffer(32)
+        struct.pack_into("=QI", answer, 0, ctypes.addressof(data), len(data))
+        _info_of(fd, answer)
+    finally:
+        os.close(fd)
+    header, _, _, at, length = struct.unpack_from("=IIIII", data, 4)
+    return data.raw[header + at : header + at + length]
+
+
+def _info_of(fd: int, answer: ctypes.Array[ctypes.c_char]) -> None:
+    attr = bytearray(_ATTR_SIZE)
+    struct.pack_into("=IIQ", attr, 0, fd, len(answer), _address(answer))
+    _bpf(_GET_INFO, attr)
 
 
 def map_create(map_type: int, value_size: int = 4, entries: int = 1) -> int:

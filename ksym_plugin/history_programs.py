@@ -1,0 +1,182 @@
+"""BPF programs in a history: what they were, and their source lines.
+
+A program is found by its boot and id, a function in it by its start. Line tables are
+kept once for all programs that have the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+
+from ksym_plugin.history_file import query
+from ksym_plugin.line_table import unpack
+from ksym_plugin.program_details import GONE
+from ksym_plugin.symbols import trampoline_key
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import sqlite3
+    from typing import Final
+
+    from ksym_plugin.line_table import Line, LineTable
+    from ksym_plugin.program_details import ProgramDetails
+    from ksym_plugin.symbols import Lifetime
+
+_TABLE: Final = "INSERT OR IGNORE INTO line_table (digest, data) VALUES (?, ?)"
+_PROGRAM: Final = (
+    "INTO program (boot, prog_id, tag, type, uid, load_time, starts, problem, line_table)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, (SELECT id FROM line_table WHERE digest = ?))"
+)
+_FORGET_PROGRAMS: Final = (
+    "DELETE FROM program WHERE (boot, prog_id) NOT IN"
+    " (SELECT boot, prog_id FROM lifetime WHERE prog_id IS NOT NULL)"
+)
+_FORGET_TABLES: Final = (
+    "DELETE FROM line_table WHERE id NOT IN"
+    " (SELECT line_table FROM program WHERE line_table IS NOT NULL)"
+)
+_SELECT: Final = (
+    "SELECT tag, type, uid, load_time, starts, problem, line_table"
+    " FROM program WHERE boot = ? AND prog_id = ?"
+)
+#: Line tables that are kept unpacked.
+_MOST_TABLES: Final = 512
+
+
+def write(database: sqlite3.Connection, boot: int, programs: list[ProgramDetails]) -> None:
+    """Write what is known of programs. One that is gone never replaces what was known."""
+    tables = {known.digest: known.lines for known in programs if known.lines}
+    database.executemany(_TABLE, tables.items())
+    targets = [(boot, known.trampoline, known.target) for known in programs if known.target]
+    database.executemany("INSERT OR REPLACE INTO trampoline VALUES (?, ?, ?)", targets)
+    for known in programs:
+        how = "INSERT OR REPLACE " if known.tag else "INSERT OR IGNORE "
+        database.execute(how + _PROGRAM, _values(boot, known))
+
+
+def forget_orphans(database: sqlite3.Connection) -> None:
+    """Drop programs without a lifetime, and tables without a program."""
+    database.execute(_FORGET_PROGRAMS)
+    database.execute(_FORGET_TABLES)
+
+
+class RecordedProgram:
+    """One program as a history has it; ``problem`` says why it has no lines, if so.
+
+    ``load_time`` is CLOCK_MONOTONIC ns. ``tag`` is empty where only the id is known.
+    """
+
+    __slots__ = ("load_time", "problem", "starts", "table", "tag", "type", "uid")
+
+    def __init__(
+        self,
+        tag: str,
+        type: int,
+        uid: int,
+        load_time: int,
+        starts: list[int],
+        problem: str,
+        table: int | None,
+    ) -> None:
+        self.tag = tag
+        self.type = type
+        self.uid = uid
+        self.load_time = load_time
+        self.starts = starts
+        self.problem = problem
+        self.table = table
+
+
+class Programs:
+    """The programs of one boot; reads from the file what it is asked for."""
+
+    def __init__(self, database: sqlite3.Connection, path: str, boot: int) -> None:
+        self._database = database
+        self._path = path
+        self._boot = boot
+        self._programs: dict[int, RecordedProgram | None] = {}
+        self._tables: dict[int, LineTable] = {}
+        self._targets: dict[int, str | None] = {}
+
+    def clear(self) -> None:
+        """Forget what was read of a file that is being written."""
+        self._programs.clear()
+        self._targets.clear()
+
+    def of(self, lifetime: Lifetime) -> RecordedProgram | None:
+        """The program that a symbol belongs to; None if nothing is known of it."""
+        prog_id = lifetime.prog_id
+        if prog_id is None:
+            return None
+        if prog_id not in self._programs:
+            rows = query(self._database, self._path, _SELECT, self._boot, prog_id)
+            self._programs[prog_id] = _program(rows[0]) if rows else None
+        return self._programs[prog_id]
+
+    def traced(self, lifetime: Lifetime) -> str | None:
+        """The kernel function whose calls a trampoline takes to programs."""
+        key = trampoline_key(lifetime.symbol.name)
+        if key is None:
+            return None
+        if key not in self._targets:
+            select = "SELECT target FROM trampoline WHERE boot = ? AND key = ?"
+            rows = query(self._database, self._path, select, self._boot, key)
+            self._targets[key] = rows[0][0] if rows else None
+        return self._targets[key]
+
+    def missed(self) -> int:
+        """How many programs were gone before their lines could be read."""
+        select = "SELECT count(*) FROM program WHERE boot = ? AND problem = ?"
+        return int(query(self._database, self._path, select, self._boot, GONE)[0][0])
+
+    def line(self, lifetime: Lifetime, offset: int) -> Line | None:
+        """The source line of the instruction at an offset into a symbol."""
+        program = self.of(lifetime)
+        if program is None or program.table is None:
+            return None
+        start = lifetime.symbol.start
+        if start not in program.starts:
+            return None
+        return self._table(program.table).find(program.starts.index(start), offset)
+
+    def _table(self, number: int) -> LineTable:
+        table = self._tables.get(number)
+        if table is None:
+            if len(self._tables) >= _MOST_TABLES:
+                self._tables.clear()
+            select = "SELECT data FROM line_table WHERE id = ?"
+            rows = query(self._database, self._path, select, number)
+            table = self._tables[number] = unpack(rows[0][0] if rows else b"")
+        return table
+
+
+def _values(boot: int, known: ProgramDetails) -> tuple[object, ...]:
+    starts = array("Q", [start for start, _, _ in known.functions])
+    return (
+        boot,
+        known.id,
+        bytes.fromhex(known.tag),
+        known.type,
+        known.uid,
+        known.load_time,
+        _portable(starts).tobytes(),
+        known.problem or None,
+        known.digest or None,
+    )
+
+
+def _program(row: tuple[bytes, int, int, int, bytes, str | None, int | None]) -> RecordedProgram:
+    tag, kind, uid, load_time, packed, problem, table = row
+    starts = array("Q")
+    starts.frombytes(packed[: len(packed) // 8 * 8])
+    return RecordedProgram(
+        tag.hex(), kind, uid, load_time, _portable(starts).tolist(), problem or "", table
+    )
+
+
+def _portable(words: array[int]) -> array[int]:
+    """Little-endian where it is stored."""
+    if sys.byteorder != "little":
+        words.byteswap()
+    return words

@@ -1,0 +1,61 @@
+"""From frames to source lines.
+
+A frame's address is where execution goes on: of the leaf the instruction itself, of a
+caller the one after the call, which can be another line's. So a caller's line is that of
+the byte before.
+"""
+
+from __future__ import annotations
+
+from ksym_plugin.symbols import BPF_PROG, BPF_TRAMPOLINE, Frame
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Protocol
+
+    from ksym_plugin.line_table import Line
+    from ksym_plugin.symbols import Lifetime, Reason
+    from ksym_plugin.timeline import Answer
+
+    class Past(Protocol):
+        """Who was where, when."""
+
+        def at(self, address: int, time_ns: int, /) -> Answer: ...
+
+    class Lines(Protocol):
+        """The source lines of programs, and what trampolines trace."""
+
+        def line(self, lifetime: Lifetime, offset: int, /) -> Line | None: ...
+        def traced(self, lifetime: Lifetime, /) -> str | None: ...
+
+
+class Locator:
+    """Adds lines to the BPF frames that a Resolver has made of the same ``past``."""
+
+    def __init__(self, past: Past, lines: Lines) -> None:
+        self._past = past
+        self._lines = lines
+
+    def locate(
+        self, frames: Sequence[Frame | Reason], time_ns: int, first_is_leaf: bool = True
+    ) -> None:
+        """Fill in ``file``, ``line``, ``text`` and ``traced`` of a callchain's frames, leaf first.
+
+        ``time_ns`` is that of the sample, in CLOCK_MONOTONIC ns.
+        """
+        for depth, frame in enumerate(frames):
+            if not isinstance(frame, Frame):
+                continue
+            if frame.kind == BPF_TRAMPOLINE:
+                lifetime = self._past.at(frame.address, time_ns)[0]
+                frame.traced = None if lifetime is None else self._lines.traced(lifetime)
+            elif frame.kind == BPF_PROG and frame.file is None:
+                back = 0 if first_is_leaf and depth == 0 else 1
+                self._fill(frame, max(frame.offset - back, 0), time_ns)
+
+    def _fill(self, frame: Frame, offset: int, time_ns: int) -> None:
+        lifetime = self._past.at(frame.address, time_ns)[0]
+        found = None if lifetime is None else self._lines.line(lifetime, offset)
+        if found is not None:
+            frame.file, frame.line, frame.text = found.file, found.line, found.text
