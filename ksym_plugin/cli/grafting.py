@@ -8,15 +8,15 @@ import subprocess
 
 from ksym_plugin import histories
 from ksym_plugin.cli import flamegraph, texts
-from ksym_plugin.cli.output import say
+from ksym_plugin.cli.output import plural, say
 from ksym_plugin.errors import KsymError
-from ksym_plugin.stacks import pyspy, pyspy_graft, pyspy_log, pyspy_match, pyspy_perf
+from ksym_plugin.stacks import pyspy, pyspy_graft, pyspy_log, pyspy_loose, pyspy_match, pyspy_perf
 from ksym_plugin.stacks import speedscope as speedscope_file
 from ksym_plugin.stacks import svg as picture
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Final
 
     from ksym_plugin.stacks.pyspy_graft import Grafted
@@ -39,6 +39,9 @@ _SCRIPT: Final = [
 ]
 #: UTC is py-spy's clock: a step of it, in ns, would misplace every sample after it.
 _STEP: Final = 100_000
+_GIL_ONLY: Final = KsymError(
+    "py-spy was told --gil: it never sees a thread inside a system call", "record without --gil"
+)
 _MONOTONIC: Final = "record with: perf record -k CLOCK_MONOTONIC"
 
 
@@ -133,12 +136,32 @@ def graft(files: Files, force: bool) -> Grafted:
     log = _log(files.log)
     with open(files.pyspy, "rb") as file:
         document = pyspy.load(file.read())
+    reader, hits = _perf_samples(files)
+    threads = pyspy_graft.by_thread(hits)
+    shift = _shift(files, reader)
+    # A chrometrace file is a list, a speedscope file is not.
+    if isinstance(document, list):
+        grafted = _loosely(files, document, log, shift, threads)
+    else:
+        grafted = _exactly(files, document, log, shift, threads, force)
+    if reader.passed_over:
+        say(f"{reader.passed_over:,} samples of other events left out")
+    return grafted
+
+
+def _exactly(
+    files: Files,
+    document: object,
+    log: Log,
+    shift: int,
+    threads: Mapping[int, Sequence[Hit]],
+    force: bool,
+) -> Grafted:
+    """By the instants at which py-spy stopped the process."""
     _refuse(log)
     profile = pyspy.parse(document)
     _note_version(profile.version)
-    reader, hits = _perf_samples(files)
-    dating = pyspy_match.date(profile, log, _shift(files, reader), files.session.outer)
-    threads = pyspy_graft.by_thread(hits)
+    dating = pyspy_match.date(profile, log, shift, files.session.outer)
     verdict = pyspy_graft.check(threads, dating.threads)
     answers = pyspy_graft.matchers(dating, not (verdict.passes or force))
     grafted = pyspy_graft.graft(
@@ -148,9 +171,40 @@ def graft(files: Files, force: bool) -> Grafted:
     say(grafted.tally.line())
     say(pyspy_graft.verdict_line(verdict, force))
     if dating.misfits:
-        say(f"{len(dating.misfits)} threads do not fit py-spy's log and count as unknown")
-    if reader.passed_over:
-        say(f"{reader.passed_over:,} samples of other events left out")
+        say(f"{plural(len(dating.misfits), 'thread')} do not fit py-spy's log and count as unknown")
+    return grafted
+
+
+def _loosely(
+    files: Files,
+    document: list[object],
+    log: Log,
+    shift: int,
+    threads: Mapping[int, Sequence[Hit]],
+) -> Grafted:
+    """By times that py-spy wrote down without stopping the process."""
+    if log.settings.get("gil_only") == "true":
+        raise _GIL_ONLY
+    outer = files.session.outer
+    changes = {outer.get(tid, tid): mine for tid, mine in pyspy_loose.parse(document).items()}
+    span = max((mine.times[-1] - mine.times[0] for mine in changes.values()), default=0)
+    reached = (log.samples or 0) * 1e9 / span / len(changes) if span else 0.0
+    rate = reached or files.session.rate or 100.0
+    zero = pyspy_loose.beginning(changes, threads, log, shift, 1e9 / rate)
+    answers = {
+        tid: pyspy_loose.LooseMatcher(mine, zero, 1e9 / rate) for tid, mine in changes.items()
+    }
+    grafted = pyspy_graft.graft(threads, answers, (), ())
+    asked = f" of {files.session.rate:g}" if files.session.rate else ""
+    say(
+        f"py-spy took about {rate:.0f}{asked} samples a second, and held the process 0.0 % of the"
+        " time"
+    )
+    say(grafted.tally.line())
+    say(
+        "approximate: py-spy did not stop the process, so nothing dates its samples, and they"
+        " cannot be checked"
+    )
     return grafted
 
 
@@ -164,10 +218,7 @@ def _log(path: str | None) -> Log:
 def _refuse(log: Log) -> None:
     """KsymError for recordings that nothing right can come of."""
     if log.settings.get("gil_only") == "true":
-        raise KsymError(
-            "py-spy was told --gil: it never sees a thread inside a system call",
-            "record without --gil",
-        )
+        raise _GIL_ONLY
     if not log.locks:
         raise KsymError(
             "py-spy's log does not date its samples",

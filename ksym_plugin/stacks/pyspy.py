@@ -122,6 +122,15 @@ def thread_name(title: str) -> ThreadName | None:
     return ThreadName(None if pid is None else int(pid), number, _unquoted(name), is_pthread)
 
 
+def thread_of(frame: str) -> ThreadName | None:
+    """The thread that a frame of ``--threads`` stands for; None for any other frame."""
+    found = _THREAD.match(frame)
+    if found is None:
+        return None
+    is_pthread, tid = _thread_id(found[1])
+    return ThreadName(None, tid, found[2] or "", is_pthread)
+
+
 def _unquoted(name: str) -> str:
     return name.replace('\\"', '"')
 
@@ -194,12 +203,10 @@ class _Reader:
             name = str(self._table[number]["name"])
             process = _PROCESS.match(name)
             if process is None:
-                thread = _THREAD.match(name)
+                thread = thread_of(name)
                 if thread is None:
                     break
-                is_pthread, tid = _thread_id(thread[1])
-                owner = ThreadName(pid, tid, thread[2] or "", is_pthread)
-                return pid, owner, Stack(tuple(self._texts[n] for n in numbers[at + 1 :]))
+                return pid, thread, Stack(tuple(self._texts[n] for n in numbers[at + 1 :]))
             pid = int(process[1])
         return pid, None, Stack(tuple(self._texts[n] for n in numbers[at:]))
 

@@ -51,7 +51,16 @@ class Round:
 class Log:
     """What a log holds; times are ns of UTC."""
 
-    __slots__ = ("configured", "errors", "locks", "mapped", "named", "python", "settings")
+    __slots__ = (
+        "configured",
+        "errors",
+        "locks",
+        "mapped",
+        "named",
+        "python",
+        "samples",
+        "settings",
+    )
 
     def __init__(self) -> None:
         #: When, which thread, and whether it was stopped (else let go), in order.
@@ -63,6 +72,8 @@ class Log:
         self.mapped: int | None = None
         #: How many samples failed; None if the end of the log is missing.
         self.errors: int | None = None
+        #: How many stacks were written, of all threads.
+        self.samples: int | None = None
         self.python: tuple[int, int] | None = None
         #: py-spy's options as it prints them, as ``gil_only`` = ``false``; not all tell.
         self.settings: dict[str, str] = {}
@@ -85,7 +96,7 @@ def parse(lines: Iterable[bytes]) -> Log:
             log.settings[setting[1].decode()] = setting[2].decode("ascii", "replace")
         errors = _ERRORS.search(line)
         if errors is not None:
-            log.errors = int(errors[2])
+            log.samples, log.errors = int(errors[1]), int(errors[2])
     return log
 
 
