@@ -230,7 +230,7 @@ class Sampling:
         until = time.monotonic() + (_PATIENCE_SECONDS if is_starting else 0)
         while not self._try_py_spy():
             if time.monotonic() >= until or not _is_there(self._pid):
-                problem = _last_line(self.path(grafting.LOG))
+                problem = _last_line(self.path(grafting.LOG)).rstrip(".")
                 raise KsymError(
                     f"py-spy cannot sample process {self._pid}: {problem}",
                     "it needs root or CAP_SYS_PTRACE, and a Python that it knows",
@@ -372,8 +372,9 @@ def _is_there(pid: int) -> bool:
 
 
 def _last_line(path: str) -> str:
-    """The last thing a child said that is no log line of its own."""
+    """What a child said went wrong: its first error, else its last word."""
     with open(path, "rb") as file:
         lines = file.read().decode(errors="replace").splitlines()
     told = [line.strip() for line in lines if line.strip() and not line.startswith(("[", " "))]
-    return told[-1] if told else "it said nothing"
+    errors = [line.partition("Error: ")[2] for line in told if line.startswith("Error: ")]
+    return (errors or told[-1:] or ["it said nothing"])[0]

@@ -215,6 +215,8 @@ class _Reader:
         is_python = not self.profile.has_native or file.endswith(_PYTHON_FILE) or file[:1] == "<"
         if is_python:
             return spelled(name, file), True
+        if name.startswith("0x"):  # An address without a symbol, other in each process.
+            name = f"[{file.rpartition('/')[2]}]"
         return name.translate(_FOLDED), False
 
 

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 #: Neighbours further apart than so many mean intervals say nothing of what is between.
 FARTHEST: Final = 4
-#: py-spy is ended in the middle of a round, and reads a thread that has just gone.
-_MOST_EXTRA: Final = 3
+#: Rounds without a sample: py-spy is ended in one, and stops threads that just begin, or
+#: whose interpreter ends. So many at the end are normal; where others are is not known.
+_AT_THE_END: Final = 3
+_MOST_EXTRA: Final = 10
 #: A share of samples in threads that do not fit the log, above which nothing is believed.
 _MOST_MISFIT: Final = 0.05
 #: What predicts well enough (measured: where the leaves were right, all of it did).
@@ -132,6 +134,7 @@ def _date_process(
     }
     # What was cut off at the end, all that lived then lack alike.
     common = min((extra for tid, extra in extras.items() if tid in last), default=0)
+    common = min(common, _AT_THE_END)
     for thread in threads:
         tid = outer.get(thread.tid, thread.tid)
         extra = extras[tid]

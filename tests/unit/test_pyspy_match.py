@@ -159,15 +159,22 @@ def test_rate_and_pause_are_of_the_log() -> None:
     assert dating.pause == pytest.approx(11 / (100 * MS))
 
 
+def test_more_than_can_be_cut_off_at_the_end_may_be_missing_anywhere() -> None:
+    log = log_of([(10 * at, [1]) for at in range(9)], [1])
+    dating = pyspy_match.date(profile_of({1: 4}), log, 0, {})
+    assert dating.threads[1].slack == 2
+    assert dating.threads[1].times == [0, 10, 20, 30, 40, 50]
+
+
 @pytest.mark.parametrize("count", [1, 3, 20])
 def test_numbers_that_do_not_fit_are_refused(count: int) -> None:
-    log = log_of([(10 * at, [1]) for at in range(8)], [1])
+    log = log_of([(10 * at, [1]) for at in range(18)], [1])
     with pytest.raises(KsymError, match=r"0\.9\.9 has not been tried"):
         pyspy_match.date(profile_of({1: count}, "0.9.9"), log, 0, {})
 
 
 def test_a_thread_that_does_not_fit_is_set_aside() -> None:
-    log = log_of([(10 * at, [1, 2] if at < 9 else [1]) for at in range(200)], [1])
+    log = log_of([(10 * at, [1, 2] if at < 19 else [1]) for at in range(200)], [1])
     dating = pyspy_match.date(profile_of({1: 200, 2: 2}), log, 0, {})
     assert dating.misfits == {2}
     assert [*dating.threads] == [1]
