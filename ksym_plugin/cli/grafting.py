@@ -161,7 +161,9 @@ def _exactly(
     _refuse(log)
     profile = pyspy.parse(document)
     _note_version(profile.version)
-    dating = pyspy_match.date(profile, log, shift, files.session.outer)
+    session = files.session
+    # Who has a session had py-spy started by us, with --idle.
+    dating = pyspy_match.date(profile, log, shift, session.outer, bool(session.clocks))
     verdict = pyspy_graft.check(threads, dating.threads)
     answers = pyspy_graft.matchers(dating, not (verdict.passes or force))
     grafted = pyspy_graft.graft(
@@ -228,7 +230,7 @@ def _refuse(log: Log) -> None:
     if log.errors:
         raise KsymError(
             f"py-spy failed at {log.errors} samples, so that the order of the others tells no time",
-            "record again, for longer at a lower --rate",
+            "record again at a lower --rate, or, where threads come and go, with --nonblocking",
         )
 
 

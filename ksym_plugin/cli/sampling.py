@@ -216,6 +216,7 @@ class Sampling:
             self._perf = self._start(call, "perf.log")
             os.write(writer, b"enable\n")
             if not self._wait(lambda: _is_readable(reader), self._perf):
+                self._require_target()
                 raise KsymError(
                     f"perf does not record: {_last_line(self.path('perf.log'))}",
                     "see what this user may do with: ksym doctor",
@@ -230,12 +231,20 @@ class Sampling:
         until = time.monotonic() + (_PATIENCE_SECONDS if is_starting else 0)
         while not self._try_py_spy():
             if time.monotonic() >= until or not _is_there(self._pid):
+                self._require_target()
                 problem = _last_line(self.path(grafting.LOG)).rstrip(".")
                 raise KsymError(
                     f"py-spy cannot sample process {self._pid}: {problem}",
                     "it needs root or CAP_SYS_PTRACE, and a Python that it knows",
                 )
             time.sleep(_STEP_SECONDS)
+
+    def _require_target(self) -> None:
+        if not _is_there(self._pid):
+            raise KsymError(
+                f"process {self._pid} has ended before it could be sampled",
+                "sample one that runs longer",
+            )
 
     def _try_py_spy(self) -> bool:
         how = self._how

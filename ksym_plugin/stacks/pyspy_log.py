@@ -29,6 +29,7 @@ _LOCK: Final = re.compile(rb"(attached to|detached from) thread (\d{1,10})\s*\Z"
 _SETTING: Final = re.compile(rb"\s+([a-z_]+): (\S+),\s*\Z")
 _PYTHON: Final = re.compile(rb"python version (\d+)\.(\d+)")
 _ERRORS: Final = re.compile(rb"Samples: (\d{1,18}) Errors: (\d{1,18})")
+_EXITED: Final = b"Stopped sampling because process exited"
 _NAMES: Final = b"looking up thread names"
 _CONFIG: Final = b"config Config {"
 _MAPS: Final = b"Got virtual memory maps"
@@ -54,6 +55,7 @@ class Log:
     __slots__ = (
         "configured",
         "errors",
+        "exited",
         "locks",
         "mapped",
         "named",
@@ -72,6 +74,8 @@ class Log:
         self.mapped: int | None = None
         #: How many samples failed; None if the end of the log is missing.
         self.errors: int | None = None
+        #: Whether it ended because the process did.
+        self.exited = False
         #: How many stacks were written, of all threads.
         self.samples: int | None = None
         self.python: tuple[int, int] | None = None
@@ -94,6 +98,7 @@ def parse(lines: Iterable[bytes]) -> Log:
         setting = _SETTING.match(line)
         if setting is not None:
             log.settings[setting[1].decode()] = setting[2].decode("ascii", "replace")
+        log.exited = log.exited or _EXITED in line
         errors = _ERRORS.search(line)
         if errors is not None:
             log.samples, log.errors = int(errors[1]), int(errors[2])

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 #: Neighbours further apart than so many mean intervals say nothing of what is between.
 FARTHEST: Final = 4
-#: Rounds without a sample: py-spy is ended in one, and stops threads that just begin, or
-#: whose interpreter ends. So many at the end are normal; where others are is not known.
+#: Rounds without a sample: py-spy is ended in one, and stops threads that just begin or are
+#: done. So many at the end are normal; where others are is not known, and too many of those
+#: leave nothing to go by. A process that exits is stopped after its interpreter is gone.
 _AT_THE_END: Final = 3
-_MOST_EXTRA: Final = 10
+_MOST_SLACK: Final = 10
 #: A share of samples in threads that do not fit the log, above which nothing is believed.
-_MOST_MISFIT: Final = 0.05
+_MOST_MISFIT: Final = 0.5
 #: What predicts well enough (measured: where the leaves were right, all of it did).
 LEAST_SHARE: Final = 0.95
 LEAST_CHECKED: Final = 50
@@ -83,12 +84,16 @@ class Dating:
         self.pause = 0.0
 
 
-def date(profile: Profile, log: Log, shift: int, outer: Mapping[int, int]) -> Dating:
+def date(
+    profile: Profile, log: Log, shift: int, outer: Mapping[int, int], has_idle: bool = False
+) -> Dating:
     """The instant of every sample.
 
     ``shift`` turns ns of UTC into CLOCK_MONOTONIC; ``outer`` turns ids of threads in a PID
-    namespace into perf's and the log's. KsymError if log and samples do not fit.
+    namespace into perf's and the log's; ``has_idle`` says that py-spy was surely told
+    --idle. KsymError if log and samples do not fit.
     """
+    has_idle = has_idle or log.settings.get("include_idle") == "true"
     dating = Dating()
     processes: dict[int | None, list[Thread]] = {}
     for thread in profile.threads.values():
@@ -102,7 +107,7 @@ def date(profile: Profile, log: Log, shift: int, outer: Mapping[int, int]) -> Da
         if len(rounds) > longest:
             longest = len(rounds)
             _measure(dating, rounds)
-        _date_process(dating, threads, rounds, shift, outer)
+        _date_process(dating, threads, rounds, shift, outer, log.exited and has_idle)
     _require_fit(dating, profile, outer)
     return dating
 
@@ -120,6 +125,7 @@ def _date_process(
     rounds: Sequence[Round],
     shift: int,
     outer: Mapping[int, int],
+    exited: bool,
 ) -> None:
     times: dict[int, list[int]] = {}
     for round in rounds:
@@ -127,23 +133,33 @@ def _date_process(
             times.setdefault(tid, []).append(round.at + shift)
     last = set(rounds[-1].tids) if rounds else set()
     mean = (rounds[-1].at - rounds[0].at) / max(1, len(rounds) - 1) if rounds else 0.0
-    extras = {
-        outer.get(thread.tid, thread.tid): len(times.get(outer.get(thread.tid, thread.tid), ()))
-        - len(thread.samples)
-        for thread in threads
-    }
+    samples = {outer.get(thread.tid, thread.tid): _own(thread.samples) for thread in threads}
+    extras = {tid: len(times.get(tid, ())) - len(stacks) for tid, stacks in samples.items()}
     # What was cut off at the end, all that lived then lack alike.
-    common = min((extra for tid, extra in extras.items() if tid in last), default=0)
-    common = min(common, _AT_THE_END)
+    common = max(0, min((extra for tid, extra in extras.items() if tid in last), default=0))
+    if not exited:
+        common = min(common, _AT_THE_END)
     for thread in threads:
         tid = outer.get(thread.tid, thread.tid)
         extra = extras[tid]
-        if not 0 <= extra <= _MOST_EXTRA or not thread.in_order:
+        slack = extra - common if tid in last else extra
+        if extra < 0 or slack > _MOST_SLACK or not thread.in_order:
             dating.misfits.add(tid)
             continue
-        slack = extra - common if tid in last else extra
-        kept = times.get(tid, [])[: len(thread.samples) + slack]
-        dating.threads[tid] = Dated(kept, thread.samples, slack, mean)
+        kept = times.get(tid, [])[: len(samples[tid]) + slack]
+        dating.threads[tid] = Dated(kept, samples[tid], slack, mean)
+
+
+def _own(samples: Sequence[Stack]) -> list[Stack]:
+    """The samples without those of threads that this one was about to start.
+
+    Until a thread runs, CPython has its maker's id for it, and no frames.
+    """
+    whole = [at for at, stack in enumerate(samples) if stack.frames]
+    if not whole:
+        return list(samples)
+    first, last = whole[0], whole[-1]
+    return [stack for at, stack in enumerate(samples) if stack.frames or not first < at < last]
 
 
 def _require_fit(dating: Dating, profile: Profile, outer: Mapping[int, int]) -> None:

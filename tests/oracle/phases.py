@@ -53,11 +53,9 @@ def loaded() -> int:
 class Filtering:
     """Sends datagrams to itself; a filter drops them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: int) -> None:
         self._to, self._from = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        program = loaded()
         self._from.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_BPF, program)
-        os.close(program)
 
     def filtering(self, until: int) -> None:
         while time.monotonic_ns() < until:
@@ -68,7 +66,7 @@ class Filtering:
 class Worker(threading.Thread):
     """One of the two; ``log`` is what it did: function, begin, end."""
 
-    def __init__(self, seed: int, phase_ns: int, until: int) -> None:
+    def __init__(self, seed: int, phase_ns: int, until: int, program: int) -> None:
         super().__init__()
         self.log: list[tuple[str, int, int]] = []
         self._random = random.Random(seed)
@@ -77,7 +75,7 @@ class Worker(threading.Thread):
         self._functions: list[Callable[[int], None]] = [
             statting,
             Reading().reading,
-            Filtering().filtering,
+            Filtering(program).filtering,
         ]
 
     def run(self) -> None:
@@ -99,16 +97,18 @@ def main() -> None:
     parser.add_argument("--idlers", type=int, default=0, help="further threads that wait")
     parser.add_argument("--churn", action="store_true", help="short-lived threads too")
     args = parser.parse_args()
+    program = loaded()
     until = time.monotonic_ns() + int(args.seconds * 1e9)
     over = threading.Event()
     idlers = [threading.Thread(target=over.wait) for _ in range(args.idlers)]
-    workers = [Worker(seed, int(args.ms * 1e6), until) for seed in (1, 2)]
+    workers = [Worker(seed, int(args.ms * 1e6), until, program) for seed in (1, 2)]
     for thread in (*idlers, *workers):
         thread.start()
     gone: list[Worker] = []
     while time.monotonic_ns() < until:
         if args.churn:
-            brief = Worker(len(gone), int(args.ms * 1e6), time.monotonic_ns() + 150_000_000)
+            end = time.monotonic_ns() + 150_000_000
+            brief = Worker(len(gone), int(args.ms * 1e6), end, program)
             brief.start()
             brief.join()
             gone.append(brief)

@@ -152,6 +152,17 @@ def test_ids_in_a_namespace_are_perf_s() -> None:
     assert [*dating.threads] == [101]
 
 
+def test_threads_that_are_just_made_are_not_their_maker() -> None:
+    log = log_of([(10 * at, [1]) for at in range(6)], [1])
+    profile = profile_of({1: 4})
+    samples = profile.threads[1].samples
+    own = [stack(), *samples, stack()]
+    profile.threads[1].samples = [*own[:3], stack(), *own[3:]]
+    dating = pyspy_match.date(profile, log, 0, {})
+    assert [each.python for each in dating.threads[1].stacks] == [each.python for each in own]
+    assert dating.threads[1].times == [0, 10, 20, 30, 40, 50]
+
+
 def test_rate_and_pause_are_of_the_log() -> None:
     log = log_of([(10 * MS * at, [1]) for at in range(11)], [1])
     dating = pyspy_match.date(profile_of({1: 11}), log, 0, {})
@@ -164,6 +175,17 @@ def test_more_than_can_be_cut_off_at_the_end_may_be_missing_anywhere() -> None:
     dating = pyspy_match.date(profile_of({1: 4}), log, 0, {})
     assert dating.threads[1].slack == 2
     assert dating.threads[1].times == [0, 10, 20, 30, 40, 50]
+
+
+def test_a_process_that_exits_is_stopped_to_no_effect_at_its_end() -> None:
+    log = log_of([(10 * at, [1, 2] if at < 9 else [1]) for at in range(40)], [1])
+    log.exited = True
+    dating = pyspy_match.date(profile_of({1: 20, 2: 9}), log, 0, {}, has_idle=True)
+    assert dating.threads[1].slack == 0
+    assert dating.threads[1].times == [*range(0, 200, 10)]
+    # Without --idle, samples may be missing anywhere.
+    with pytest.raises(KsymError, match="--idle"):
+        pyspy_match.date(profile_of({1: 20, 2: 9}), log, 0, {})
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from ksym_plugin.cli import cli, grafting
-from ksym_plugin.stacks import folded, pyspy, pyspy_graft, pyspy_log, pyspy_match, pyspy_perf
+from ksym_plugin.cli import cli
+from ksym_plugin.stacks import folded, pyspy_graft
 from ksym_plugin.stacks.folded import PYTHON, frame_of
-from tests.unit.spied import NAMES, Recording, Score
+from tests.oracle.spied import NAMES, Recording, score
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,36 +34,9 @@ def graft(recording: Recording, *more: str) -> Result:
     return CliRunner().invoke(cli, call, env={"PATH": "/nonexistent"})
 
 
-def score(recording: Recording) -> tuple[Score, pyspy_match.Check]:
-    """Sample by sample, with leaves given whatever the self-check says."""
-    with open(recording.path("pyspy.log"), "rb") as file:
-        log = pyspy_log.parse(file)
-    with open(recording.path("pyspy.json"), "rb") as file:
-        profile = pyspy.parse(pyspy.load(file.read()))
-    session = grafting.load_session(recording.path("session.json"))
-    reader = pyspy_perf.Reader()
-    with open(recording.path("perf.txt"), "rb") as file:
-        threads = pyspy_graft.by_thread(reader.read(file))
-    shift = session.shift()
-    assert shift is not None and reader.shift is not None
-    # perf read both clocks too, UTC to the microsecond.
-    assert abs(shift - reader.shift) < 100_000
-    dating = pyspy_match.date(profile, log, shift, session.outer)
-    answers = pyspy_graft.matchers(dating, False)
-    result = Score()
-    for tid, hits in threads.items():
-        for hit in hits:
-            function = recording.truth.at(tid, hit.time)
-            if function is not None and not hit.is_held:
-                found = answers[tid].at(hit.time) if tid in answers else None
-                leaf = found.frames[-1] if found is not None and found.is_whole else None
-                result.add(function, leaf, hit.kernel)
-    return result, pyspy_graft.check(threads, dating.threads)
-
-
 @pytest.mark.parametrize("recording", GOOD, indirect=True)
 def test_leaves_that_are_given_are_right(recording: Recording) -> None:
-    result, verdict = score(recording)
+    result, verdict = score(recording.folder)
     assert verdict.passes
     assert result.given >= 0.3 * result.samples > 0
     assert result.right >= 0.99 * result.given
@@ -71,7 +44,7 @@ def test_leaves_that_are_given_are_right(recording: Recording) -> None:
 
 @pytest.mark.parametrize("recording", ["phases-2"], indirect=True)
 def test_check_fails_where_leaves_would_be_wrong(recording: Recording) -> None:
-    result, verdict = score(recording)
+    result, verdict = score(recording.folder)
     assert result.right < 0.6 * result.given
     assert not verdict.passes
 

@@ -1,4 +1,4 @@
-"""The shipped recordings of py-spy and perf, and how far a graft of them is true."""
+"""Recordings of py-spy and perf, those shipped too, and how far a graft of them is true."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ksym_plugin.cli import grafting
+from ksym_plugin.stacks import pyspy, pyspy_graft, pyspy_log, pyspy_match, pyspy_perf
 from tests.oracle.phases import PROGRAM
 
 if TYPE_CHECKING:
@@ -30,7 +32,6 @@ class Recording:
                     shutil.copyfileobj(packed, whole)
             else:
                 shutil.copy(file, folder)
-        self.truth = Truth(folder / "truth.json")
 
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
@@ -80,3 +81,35 @@ class Score:
         if any(PROGRAM in frame for frame in kernel):
             self.bpf += 1
             self.bpf_right += is_right
+
+
+def score(folder: str | Path) -> tuple[Score, pyspy_match.Check]:
+    """Sample by sample, with leaves given whatever the self-check says.
+
+    The folder is one of ``ksym pyspy record --keep``, with perf's text and the truth.
+    """
+    folder = Path(folder)
+    with open(folder / "pyspy.log", "rb") as file:
+        log = pyspy_log.parse(file)
+    with open(folder / "pyspy.json", "rb") as file:
+        profile = pyspy.parse(pyspy.load(file.read()))
+    session = grafting.load_session(str(folder / "session.json"))
+    reader = pyspy_perf.Reader()
+    with open(folder / "perf.txt", "rb") as file:
+        threads = pyspy_graft.by_thread(reader.read(file))
+    shift = session.shift()
+    assert shift is not None and reader.shift is not None
+    # perf read both clocks too, UTC to the microsecond.
+    assert abs(shift - reader.shift) < 100_000
+    dating = pyspy_match.date(profile, log, shift, session.outer, True)
+    answers = pyspy_graft.matchers(dating, False)
+    result = Score()
+    truth = Truth(folder / "truth.json")
+    for tid, hits in threads.items():
+        for hit in hits:
+            function = truth.at(tid, hit.time)
+            if function is not None and not hit.is_held:
+                found = answers[tid].at(hit.time) if tid in answers else None
+                leaf = found.frames[-1] if found is not None and found.is_whole else None
+                result.add(function, leaf, hit.kernel)
+    return result, pyspy_graft.check(threads, dating.threads)
