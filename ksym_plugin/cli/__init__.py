@@ -19,6 +19,7 @@ from ksym_plugin.cli import (
     doctor,
     flamegraph,
     fold,
+    pyspy,
     record,
     report,
     resolve,
@@ -34,11 +35,20 @@ if TYPE_CHECKING:
 
 #: The commands in the order of use, under what they are for.
 _SECTIONS: Final = (
-    ("Record", (doctor.command, record.command)),
-    ("Look back", (show.command, resolve.command)),
+    (
+        "Record and look back",
+        (doctor.command, record.command, show.command, resolve.command),
+    ),
     (
         "Profile",
-        (script.command, report.command, annotate.command, fold.command, flamegraph.command),
+        (
+            script.command,
+            report.command,
+            annotate.command,
+            fold.command,
+            flamegraph.command,
+            pyspy.command,
+        ),
     ),
 )
 #: What a shell reports for a process that died of SIGPIPE, and of SIGINT.

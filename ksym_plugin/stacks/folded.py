@@ -8,6 +8,8 @@ kernel names are known without it.
 
 from __future__ import annotations
 
+import re
+
 from ksym_plugin.symbols import split_bpf_name
 
 TYPE_CHECKING = False
@@ -24,8 +26,13 @@ USER: Final = "user"
 UNKNOWN: Final = "unknown"
 
 _SUFFIXES: Final = {"_[k]": KERNEL, "_[b]": BPF, "_[j]": JIT, "_[i]": INLINED}
+#: What py-spy --subprocesses begins a stack with: command lines, which may hold anything.
+_PROCESSES: Final = re.compile(r'(?:process \d+:".*?"(?:;|\Z))+', re.DOTALL)
+_COMMAND_LINE: Final = re.compile(r'(process \d+:".*?")(?=;|\Z)', re.DOTALL)
 #: Long enough for any real count, short enough for any reader's numbers.
 _DIGITS: Final = 18
+#: Also what ``ksym pyspy`` writes where it does not know the Python side.
+_UNKNOWN_NAMES: Final = ("[unknown", "[python ", "[no python ")
 _TRAMPOLINE: Final = "bpf_trampoline_"
 
 
@@ -106,10 +113,19 @@ def _tidied(stacks: Stacks) -> Stacks:
     for stack, count in stacks.counts.items():
         if count:
             # ``Ljava/io/File;::read``: no frame begins with two colons of its own accord.
-            whole = stack.lstrip("\ufeff").replace(";::", ":::")
+            whole = _in_one_frame_each(stack.lstrip("\ufeff")).replace(";::", ":::")
             counts[whole] = counts.get(whole, 0) + count
     stacks.counts = counts
     return stacks
+
+
+def _in_one_frame_each(stack: str) -> str:
+    """A stack whose command lines, if it begins with any, are frames without semicolons."""
+    found = _PROCESSES.match(stack) if stack.startswith("process ") else None
+    if found is None:
+        return stack
+    lines = _COMMAND_LINE.sub(lambda line: line[1].replace(";", ":"), found[0])
+    return lines + stack[found.end() :]
 
 
 def frame_of(text: str) -> StackFrame:
@@ -128,7 +144,7 @@ def frame_of(text: str) -> StackFrame:
 
 
 def _is_known(name: str) -> bool:
-    return bool(name) and not name.startswith("[unknown")
+    return bool(name) and not name.startswith(_UNKNOWN_NAMES)
 
 
 def _is_bpf(name: str) -> bool:

@@ -1,0 +1,292 @@
+"""Dating py-spy's samples, and what two of them say of the time between.
+
+The k-th round in which a thread was stopped gave the thread's k-th sample: so the log dates
+the samples, to the instant. Two neighbours that agree tell what ran between them; two that
+do not tell what they have in common. How far that holds is checked on the samples
+themselves: each is predicted from its neighbours.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import zip_longest
+
+from ksym_plugin.errors import KsymError
+from ksym_plugin.stacks import pyspy_log
+from ksym_plugin.stacks.pyspy import AGAIN
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Final
+
+    from ksym_plugin.stacks.pyspy import Profile, Stack, Thread
+    from ksym_plugin.stacks.pyspy_log import Log, Round
+
+#: Neighbours further apart than so many mean intervals say nothing of what is between.
+FARTHEST: Final = 4
+#: Rounds without a sample: py-spy is ended in one, and stops threads that just begin or are
+#: done. So many at the end are normal; where others are is not known, and too many of those
+#: leave nothing to go by. A process that exits is stopped after its interpreter is gone.
+_AT_THE_END: Final = 3
+_MOST_SLACK: Final = 10
+#: A share of samples in threads that do not fit the log, above which nothing is believed.
+_MOST_MISFIT: Final = 0.5
+#: What predicts well enough (measured: where the leaves were right, all of it did).
+LEAST_SHARE: Final = 0.95
+LEAST_CHECKED: Final = 50
+#: Where neighbours do not predict, so many on each side have to have a caller in common.
+_AROUND: Final = 5
+
+
+class Dated:
+    """The samples of one thread and when they were taken, in CLOCK_MONOTONIC ns.
+
+    ``slack`` more instants are known than samples, and not which are too many: sample k is
+    of one of ``times[k]`` to ``times[k + slack]``.
+    """
+
+    __slots__ = ("mean", "slack", "stacks", "times")
+
+    def __init__(
+        self, times: Sequence[int], stacks: Sequence[Stack], slack: int, mean: float
+    ) -> None:
+        self.times = times
+        self.stacks = stacks
+        self.slack = slack
+        #: Mean ns between samples, of the whole process.
+        self.mean = mean
+
+    def around(self, time: int) -> tuple[int, int] | None:
+        """The last sample that is surely before a time, and the first surely after; or None."""
+        after = bisect_right(self.times, time)
+        before = after - 1 - self.slack
+        if before < 0 or after >= len(self.stacks):
+            return None
+        return before, after
+
+    def is_near(self, before: int, after: int) -> bool:
+        last = min(after + self.slack, len(self.times) - 1)
+        return self.times[last] - self.times[before] <= FARTHEST * self.mean
+
+
+class Dating:
+    """All threads that fit, by their ids as perf has them, and what the log says of the run."""
+
+    __slots__ = ("misfits", "pause", "rate", "threads")
+
+    def __init__(self) -> None:
+        self.threads: dict[int, Dated] = {}
+        #: Threads whose samples are more, or much fewer, than the log's.
+        self.misfits: set[int] = set()
+        #: Samples a second that were reached, and the share of the time spent stopped.
+        self.rate = 0.0
+        self.pause = 0.0
+
+
+def date(
+    profile: Profile, log: Log, shift: int, outer: Mapping[int, int], has_idle: bool = False
+) -> Dating:
+    """The instant of every sample.
+
+    ``shift`` turns ns of UTC into CLOCK_MONOTONIC; ``outer`` turns ids of threads in a PID
+    namespace into perf's and the log's; ``has_idle`` says that py-spy was surely told
+    --idle. KsymError if log and samples do not fit.
+    """
+    has_idle = has_idle or log.settings.get("include_idle") == "true"
+    dating = Dating()
+    processes: dict[int | None, list[Thread]] = {}
+    for thread in profile.threads.values():
+        processes.setdefault(thread.pid, []).append(thread)
+    longest = 0
+    for threads in processes.values():
+        tids = {outer.get(thread.tid, thread.tid) for thread in threads}
+        is_alone = len(processes) == 1
+        rounds = pyspy_log.rounds(log, None if is_alone else tids)
+        rounds = rounds[pyspy_log.starting(log, rounds, is_alone) :]
+        if len(rounds) > longest:
+            longest = len(rounds)
+            _measure(dating, rounds)
+        _date_process(dating, threads, rounds, shift, outer, log.exited and has_idle)
+    _require_fit(dating, profile, outer)
+    return dating
+
+
+def _measure(dating: Dating, rounds: Sequence[Round]) -> None:
+    span = rounds[-1].ended - rounds[0].began
+    if span > 0:
+        dating.rate = len(rounds) * 1e9 / span
+        dating.pause = sum(round.ended - round.began for round in rounds) / span
+
+
+def _date_process(
+    dating: Dating,
+    threads: Iterable[Thread],
+    rounds: Sequence[Round],
+    shift: int,
+    outer: Mapping[int, int],
+    exited: bool,
+) -> None:
+    times: dict[int, list[int]] = {}
+    for round in rounds:
+        for tid in round.tids:
+            times.setdefault(tid, []).append(round.at + shift)
+    last = set(rounds[-1].tids) if rounds else set()
+    mean = (rounds[-1].at - rounds[0].at) / max(1, len(rounds) - 1) if rounds else 0.0
+    samples = {outer.get(thread.tid, thread.tid): _own(thread.samples) for thread in threads}
+    extras = {tid: len(times.get(tid, ())) - len(stacks) for tid, stacks in samples.items()}
+    # What was cut off at the end, all that lived then lack alike.
+    common = max(0, min((extra for tid, extra in extras.items() if tid in last), default=0))
+    if not exited:
+        common = min(common, _AT_THE_END)
+    for thread in threads:
+        tid = outer.get(thread.tid, thread.tid)
+        extra = extras[tid]
+        slack = extra - common if tid in last else extra
+        if extra < 0 or slack > _MOST_SLACK or not thread.in_order:
+            dating.misfits.add(tid)
+            continue
+        kept = times.get(tid, [])[: len(samples[tid]) + slack]
+        dating.threads[tid] = Dated(kept, samples[tid], slack, mean)
+
+
+def _own(samples: Sequence[Stack]) -> list[Stack]:
+    """The samples without those of threads that this one was about to start.
+
+    Until a thread runs, CPython has its maker's id for it, and no frames.
+    """
+    whole = [at for at, stack in enumerate(samples) if stack.frames]
+    if not whole:
+        return list(samples)
+    first, last = whole[0], whole[-1]
+    return [stack for at, stack in enumerate(samples) if stack.frames or not first < at < last]
+
+
+def _require_fit(dating: Dating, profile: Profile, outer: Mapping[int, int]) -> None:
+    counts = {outer.get(t.tid, t.tid): len(t.samples) for t in profile.threads.values()}
+    misfit = sum(counts[tid] for tid in dating.misfits)
+    if not misfit or misfit <= _MOST_MISFIT * sum(counts.values()):
+        return
+    version = f"py-spy {profile.version}" if profile.version else "this py-spy"
+    tried = "" if profile.version in pyspy_log.TRIED else f" ({version} has not been tried)"
+    raise KsymError(
+        f"samples and log lines of py-spy differ in number{tried}: they are not of one run,"
+        " or it was not told --idle, or was told --gil",
+        AGAIN,
+    )
+
+
+class Found:
+    """What is known of the Python side at an instant.
+
+    ``frames`` are those that hold; ``is_whole`` if the leaf is among them.
+    """
+
+    __slots__ = ("frames", "is_whole")
+
+    def __init__(self, frames: tuple[str, ...], is_whole: bool) -> None:
+        self.frames = frames
+        self.is_whole = is_whole
+
+
+class Matcher:
+    """Answers for the instants of one thread. ``withheld``: leaves are not given at all."""
+
+    def __init__(self, dated: Dated, withheld: bool) -> None:
+        self._dated = dated
+        self._withheld = withheld
+        self._found: dict[tuple[int, int], Found] = {}
+
+    def at(self, time: int) -> Found | None:
+        """None before the first sample and after the last."""
+        around = self._dated.around(time)
+        if around is None:
+            return None
+        found = self._found.get(around)
+        if found is None:
+            found = self._found[around] = self._between(*around)
+        return found
+
+    def _between(self, before: int, after: int) -> Found:
+        dated = self._dated
+        if self._withheld:
+            stacks = dated.stacks[max(0, before - _AROUND) : after + _AROUND + 1]
+            shared = common([stack.python for stack in stacks])
+            shortest = min(len(stack.python) for stack in stacks)
+            return Found(shared[: max(0, shortest - 1)], False)
+        stacks = dated.stacks[before : after + 1]
+        shared = common([stack.python for stack in stacks])
+        agree = all(stack.python == shared for stack in stacks)
+        if not agree or not dated.is_near(before, after):
+            return Found(shared, False)
+        if all(stack is stacks[0] for stack in stacks):
+            return Found(tuple(text for text, _ in stacks[0].frames), True)
+        return Found(_with_native(stacks), True)
+
+
+def common(stacks: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The callers that all stacks have in common."""
+    shared = stacks[0]
+    for stack in stacks[1:]:
+        at = 0
+        for mine, theirs in zip(shared, stack):
+            if mine != theirs:
+                break
+            at += 1
+        shared = shared[:at]
+    return shared
+
+
+def _with_native(stacks: Sequence[Stack]) -> tuple[str, ...]:
+    """Stacks of the same Python frames, with the native ones between that all have."""
+    parts = [_segments(stack) for stack in stacks]
+    frames: list[str] = []
+    for segments, python in zip_longest(zip(*parts), stacks[0].python):
+        frames += common(segments)
+        if python is not None:
+            frames.append(python)
+    return tuple(frames)
+
+
+def _segments(stack: Stack) -> list[tuple[str, ...]]:
+    """The native frames before each Python frame, and after the last."""
+    segments: list[list[str]] = [[]]
+    for text, is_python in stack.frames:
+        if is_python:
+            segments.append([])
+        else:
+            segments[-1].append(text)
+    return [tuple(segment) for segment in segments]
+
+
+class Check:
+    """How many samples could be predicted from their neighbours, and how many were right."""
+
+    __slots__ = ("checked", "right")
+
+    def __init__(self) -> None:
+        self.checked = 0
+        self.right = 0
+
+    @property
+    def share(self) -> float:
+        return self.right / self.checked if self.checked else 0.0
+
+    @property
+    def passes(self) -> bool:
+        return self.checked >= LEAST_CHECKED and self.share >= LEAST_SHARE
+
+    def add(self, dated: Dated, hits: Sequence[int]) -> None:
+        """Take in a thread, with the sorted instants at which perf hit it.
+
+        Only samples that have hits on both sides count: the others are of a thread that
+        waits, which is easily predicted and never asked for.
+        """
+        counts = [bisect_right(hits, time) for time in dated.times[: len(dated.stacks)]]
+        for at in range(1, len(dated.stacks) - 1):
+            if not counts[at - 1] < counts[at] < counts[at + 1]:
+                continue
+            before, after = dated.stacks[at - 1].python, dated.stacks[at + 1].python
+            if before == after and dated.is_near(at - 1, at + 1):
+                self.checked += 1
+                self.right += dated.stacks[at].python == before

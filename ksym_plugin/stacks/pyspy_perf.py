@@ -1,0 +1,163 @@
+"""perf's side: samples of ``perf script`` text as thread, instant and kernel stack.
+
+Text with ``--ns --header``, recorded with ``-k CLOCK_MONOTONIC``; its header also tells
+how far UTC, py-spy's clock, is from that.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ksym_plugin.perf import text
+from ksym_plugin.perf.lines import Cutter
+from ksym_plugin.stacks.spelling import Style, spelled, task
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Final
+
+    from ksym_plugin.perf.renaming import Renamer
+
+#: In what perf script prints for ``--header``.
+_CLOCKID: Final = re.compile(rb"# event : .*use_clockid = 1.*clockid = (-?\d+)")
+_REFERENCE: Final = re.compile(
+    rb"# reference time: .* = (\d+)\.(\d+) \(TOD\) = (\d+)\.(\d+) \(monotonic\)"
+)
+_MONOTONIC: Final = b"1"
+_SECOND: Final = 1_000_000_000
+_STYLE: Final = Style(kernel=True, bpf=True)
+#: Where a thread stands while py-spy holds it (kernel/signal.c).
+_HELD: Final = re.compile(rb"ptrace_stop|ptrace_do_notify|ptrace_notify|do_jobctl_trap")
+#: How much is kept of lines.
+_MOST: Final = 1 << 17
+_LONGEST_ID: Final = 10
+
+
+class Hit:
+    """A sample: its thread, when (CLOCK_MONOTONIC ns), and the kernel frames, root first.
+
+    ``is_held`` says that py-spy held the thread then: what it was caught at is py-spy's.
+    """
+
+    __slots__ = ("comm", "is_held", "kernel", "pid", "tid", "time")
+
+    def __init__(
+        self, comm: str, pid: int, tid: int, time: int, kernel: tuple[str, ...], is_held: bool
+    ) -> None:
+        self.comm = comm
+        self.pid = pid
+        self.tid = tid
+        self.time = time
+        self.kernel = kernel
+        self.is_held = is_held
+
+
+class Reader:
+    """Text in, hits out; ``is_monotonic`` and ``shift`` are known once its header is read.
+
+    Only the first event is taken; ``passed_over`` samples were of others, or cannot be
+    placed for want of a thread or a time.
+    """
+
+    def __init__(self, renamer: Renamer | None = None) -> None:
+        self.is_monotonic: bool | None = None
+        #: What to add to ns of UTC for CLOCK_MONOTONIC.
+        self.shift: int | None = None
+        self.passed_over = 0
+        self._event: bytes | None = None
+        self._renamer = renamer
+        self._spelled: dict[bytes, tuple[str, bool]] = {}
+        self._stacks: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._header: text.Header | None = None
+        self._frames: list[str] = []
+        self._is_held = False
+
+    def read(self, pieces: Iterable[bytes]) -> Iterator[Hit]:
+        cutter = Cutter()
+        for piece in pieces:
+            _, whole, _ = cutter.cut(piece)
+            for line in whole[:-1].split(b"\n") if whole else ():
+                yield from self._line(line)
+        for line in (cutter.rest(), b""):
+            yield from self._line(line)
+
+    def _line(self, line: bytes) -> Iterator[Hit]:
+        if line.startswith(b"\t"):
+            self._frame(line)
+            return
+        if self._event is None and line.startswith(b"#"):
+            self._comment(line)
+            return
+        if self._header is not None:
+            yield from self._finish(self._header)
+            self._header = None
+        if line.strip():
+            self._begin(line)
+
+    def _comment(self, line: bytes) -> None:
+        clock = _CLOCKID.match(line)
+        if line.startswith(b"# event : "):
+            is_monotonic = clock is not None and clock[1] == _MONOTONIC
+            self.is_monotonic = is_monotonic and self.is_monotonic is not False
+        reference = _REFERENCE.match(line)
+        if reference is not None:
+            utc, monotonic = (
+                int(reference[at]) * _SECOND + int(reference[at + 1].ljust(9, b"0")[:9])
+                for at in (1, 3)
+            )
+            self.shift = monotonic - utc
+
+    def _begin(self, line: bytes) -> None:
+        header = text.header(line)
+        if header is None:
+            return
+        self._event = self._event or header.event
+        is_placed = header.pid and header.window() is not None
+        if header.event != self._event or not is_placed or len(header.tid) > _LONGEST_ID:
+            self.passed_over += 1
+            return
+        self._header = header
+        self._frames = []
+        self._is_held = False
+        if self._renamer is not None:
+            self._renamer.begin(header)
+
+    def _frame(self, line: bytes) -> None:
+        if self._header is None:
+            return
+        known = self._spelled.get(line)
+        if known is None:
+            known = self._look_at(line)
+        piece, is_held = known
+        if piece:
+            self._frames.append(piece)
+        self._is_held = self._is_held or is_held
+
+    def _look_at(self, line: bytes) -> tuple[str, bool]:
+        """How a line is spelled, empty for what is no kernel frame; and whether it is a stop."""
+        frame = text.frame(line)
+        is_kernel = frame is not None and len(frame.digits) == 16 and frame.address >> 63
+        is_settled = True
+        if frame is not None and is_kernel and self._renamer is not None:
+            is_settled = self._renamer.is_settled(frame)
+            frame = text.frame(self._renamer.replace(line, frame))
+        if frame is None or not is_kernel:
+            known = ("", False)
+        else:
+            piece = spelled(frame, _STYLE, False).decode("utf-8", "surrogateescape")
+            known = (piece, _HELD.fullmatch(frame.name) is not None)
+        if is_settled and len(self._spelled) < _MOST:
+            self._spelled[line] = known
+        return known
+
+    def _finish(self, header: text.Header) -> Iterator[Hit]:
+        window = header.window()
+        if window is None:
+            return
+        stack = tuple(reversed(self._frames))
+        stack = self._stacks.setdefault(stack, stack)
+        comm = task(header.comm).decode("utf-8", "surrogateescape")
+        yield Hit(
+            comm, int(header.pid[:_LONGEST_ID]), int(header.tid), window[0], stack, self._is_held
+        )

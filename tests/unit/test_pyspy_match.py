@@ -1,0 +1,395 @@
+"""Samples dated and matched, and perf's text read: on a small world whose truth is known.
+
+A thread runs functions one after the other; py-spy looks at it at some instants, perf at
+others. Whatever is claimed of perf's instants is compared with what ran.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ksym_plugin.errors import KsymError
+from ksym_plugin.stacks import pyspy_graft, pyspy_log, pyspy_loose, pyspy_match, pyspy_perf
+from ksym_plugin.stacks.pyspy import Profile, Stack, Thread
+from ksym_plugin.stacks.pyspy_match import Dated, Matcher
+from ksym_plugin.stacks.pyspy_perf import Hit
+
+MS = 1_000_000
+
+
+def stack(*names: str) -> Stack:
+    return Stack(tuple((name, not name.startswith("c_")) for name in names))
+
+
+A, B = stack("main", "a"), stack("main", "b")
+
+
+def dated(times: list[int], stacks: list[Stack], slack: int = 0, mean: float = 10) -> Dated:
+    return Dated(times, stacks, slack, mean)
+
+
+def test_neighbours_that_agree_give_their_frames() -> None:
+    matcher = Matcher(dated([0, 10, 20], [A, A, B]), False)
+    found = matcher.at(5)
+    assert found is not None and found.is_whole and found.frames == ("main", "a")
+
+
+def test_neighbours_that_differ_give_what_they_share() -> None:
+    found = Matcher(dated([0, 10, 20], [A, A, B]), False).at(15)
+    assert found is not None and not found.is_whole and found.frames == ("main",)
+
+
+def test_neighbours_too_far_apart_are_not_believed() -> None:
+    found = Matcher(dated([0, 41, 50], [A, A, A]), False).at(20)
+    assert found is not None and not found.is_whole and found.frames == ("main", "a")
+
+
+def test_before_the_first_and_after_the_last_nothing_is_known() -> None:
+    matcher = Matcher(dated([10, 20], [A, A]), False)
+    assert matcher.at(9) is None
+    assert matcher.at(20) is None
+    assert matcher.at(15) is not None
+
+
+def test_a_caller_that_is_another_counts_as_another() -> None:
+    other = stack("main", "x", "a")
+    found = Matcher(dated([0, 10], [A, other]), False).at(5)
+    assert found is not None and found.frames == ("main",)
+
+
+def test_withheld_leaves_are_not_given_and_callers_have_to_be_steady() -> None:
+    deep = [stack("main", "work", name) for name in "abcabc"]
+    found = Matcher(dated([0, 10, 20, 30, 40, 50], deep), True).at(25)
+    assert found is not None and not found.is_whole and found.frames == ("main", "work")
+    found = Matcher(dated([0, 10, 20, 30], [A, A, A, A]), True).at(15)
+    assert found is not None and found.frames == ("main",)
+
+
+def test_native_frames_are_given_where_both_have_them() -> None:
+    first = stack("c_start", "main", "a", "c_read", "c_copy")
+    last = stack("c_start", "main", "c_call", "a", "c_read", "c_wait")
+    found = Matcher(dated([0, 10], [first, last]), False).at(5)
+    assert found is not None and found.is_whole
+    assert found.frames == ("c_start", "main", "a", "c_read")
+
+
+functions = st.lists(st.integers(0, 2), min_size=2, max_size=30)
+
+
+@given(functions, st.data(), st.integers(0, 3))
+def test_no_more_is_claimed_than_both_ends_say(
+    kinds: list[int], data: st.DataObject, slack: int
+) -> None:
+    """Also when up to ``slack`` samples are missing at the beginning."""
+    stacks = [stack("main", "abc"[kind]) for kind in kinds]
+    lost = data.draw(st.integers(0, slack))
+    times = [10 * at for at in range(len(stacks) + slack)]
+    # Sample k was taken at the (k + lost)-th instant.
+    matcher = Matcher(dated(times, stacks, slack), False)
+    time = data.draw(st.integers(0, times[-1]))
+    found = matcher.at(time)
+    if found is None:
+        return
+    before = bisect_right(times, time) - 1 - lost
+    near = {stacks[at].python for at in (before, before + 1) if 0 <= at < len(stacks)}
+    assert near
+    if found.is_whole:
+        assert near == {found.frames}
+    else:
+        assert all(python[: len(found.frames)] == found.frames for python in near)
+
+
+# Dating
+
+
+def log_of(rounds: list[tuple[int, list[int]]], first: list[int]) -> pyspy_log.Log:
+    log = pyspy_log.Log()
+    for at, tids in [(-100, first), *rounds]:
+        log.locks += [(at, tid, True) for tid in tids]
+        log.locks += [(at + 1, tid, False) for tid in tids]
+    log.named = [-99]
+    return log
+
+
+def profile_of(counts: dict[int, int], version: str = "0.4.3") -> Profile:
+    profile = Profile(version)
+    for tid, count in counts.items():
+        profile.threads[tid] = Thread(tid, None, "")
+        profile.threads[tid].samples = [stack("main", str(at)) for at in range(count)]
+    return profile
+
+
+def test_the_kth_round_dates_the_kth_sample() -> None:
+    log = log_of([(0, [1, 2]), (10, [1, 2]), (20, [1])], [1, 2])
+    dating = pyspy_match.date(profile_of({1: 3, 2: 2}), log, 1000, {})
+    assert dating.threads[1].times == [1000, 1010, 1020]
+    assert dating.threads[2].times == [1000, 1010]
+    assert (dating.threads[1].slack, dating.threads[2].slack) == (0, 0)
+
+
+def test_what_is_cut_off_at_the_end_all_lack_alike() -> None:
+    log = log_of([(10 * at, [1, 2]) for at in range(5)], [1, 2])
+    dating = pyspy_match.date(profile_of({1: 4, 2: 4}), log, 0, {})
+    assert [thread.slack for thread in dating.threads.values()] == [0, 0]
+    assert dating.threads[1].times == [0, 10, 20, 30]
+
+
+def test_a_thread_that_lacks_more_may_lack_it_anywhere() -> None:
+    log = log_of([(10 * at, [1, 2] if at < 4 else [1]) for at in range(40)], [1])
+    dating = pyspy_match.date(profile_of({1: 40, 2: 3}), log, 0, {})
+    assert dating.threads[2].slack == 1
+    assert dating.threads[2].times == [0, 10, 20, 30]
+
+
+def test_ids_in_a_namespace_are_perf_s() -> None:
+    log = log_of([(0, [101]), (10, [101])], [101])
+    dating = pyspy_match.date(profile_of({1: 2}), log, 0, {1: 101})
+    assert [*dating.threads] == [101]
+
+
+def test_threads_that_are_just_made_are_not_their_maker() -> None:
+    log = log_of([(10 * at, [1]) for at in range(6)], [1])
+    profile = profile_of({1: 4})
+    samples = profile.threads[1].samples
+    own = [stack(), *samples, stack()]
+    profile.threads[1].samples = [*own[:3], stack(), *own[3:]]
+    dating = pyspy_match.date(profile, log, 0, {})
+    assert [each.python for each in dating.threads[1].stacks] == [each.python for each in own]
+    assert dating.threads[1].times == [0, 10, 20, 30, 40, 50]
+
+
+def test_rate_and_pause_are_of_the_log() -> None:
+    log = log_of([(10 * MS * at, [1]) for at in range(11)], [1])
+    dating = pyspy_match.date(profile_of({1: 11}), log, 0, {})
+    assert dating.rate == pytest.approx(110, rel=0.01)
+    assert dating.pause == pytest.approx(11 / (100 * MS))
+
+
+def test_more_than_can_be_cut_off_at_the_end_may_be_missing_anywhere() -> None:
+    log = log_of([(10 * at, [1]) for at in range(9)], [1])
+    dating = pyspy_match.date(profile_of({1: 4}), log, 0, {})
+    assert dating.threads[1].slack == 2
+    assert dating.threads[1].times == [0, 10, 20, 30, 40, 50]
+
+
+def test_a_process_that_exits_is_stopped_to_no_effect_at_its_end() -> None:
+    log = log_of([(10 * at, [1, 2] if at < 9 else [1]) for at in range(40)], [1])
+    log.exited = True
+    dating = pyspy_match.date(profile_of({1: 20, 2: 9}), log, 0, {}, has_idle=True)
+    assert dating.threads[1].slack == 0
+    assert dating.threads[1].times == [*range(0, 200, 10)]
+    # Without --idle, samples may be missing anywhere.
+    with pytest.raises(KsymError, match="--idle"):
+        pyspy_match.date(profile_of({1: 20, 2: 9}), log, 0, {})
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_numbers_that_do_not_fit_are_refused(count: int) -> None:
+    log = log_of([(10 * at, [1]) for at in range(18)], [1])
+    with pytest.raises(KsymError, match=r"0\.9\.9 has not been tried"):
+        pyspy_match.date(profile_of({1: count}, "0.9.9"), log, 0, {})
+
+
+def test_a_thread_that_does_not_fit_is_set_aside() -> None:
+    log = log_of([(10 * at, [1, 2] if at < 19 else [1]) for at in range(200)], [1])
+    dating = pyspy_match.date(profile_of({1: 200, 2: 2}), log, 0, {})
+    assert dating.misfits == {2}
+    assert [*dating.threads] == [1]
+
+
+# The self-check
+
+
+def check(stacks: list[Stack], hits: list[int]) -> pyspy_match.Check:
+    verdict = pyspy_match.Check()
+    verdict.add(dated([10 * at for at in range(len(stacks))], stacks), hits)
+    return verdict
+
+
+def test_only_samples_with_hits_on_both_sides_are_checked() -> None:
+    verdict = check([A, A, A, A, A], [5, 15])
+    assert (verdict.checked, verdict.right) == (1, 1)
+    assert check([A, A, A], []).checked == 0
+
+
+def test_what_neighbours_predict_wrongly_is_counted() -> None:
+    verdict = check([A, B, A, A, A], [5, 15, 25, 35])
+    assert (verdict.checked, verdict.right) == (2, 1)
+
+
+def test_the_gate_wants_both_enough_and_many() -> None:
+    steady = [A] * 52
+    hits = [10 * at + 5 for at in range(52)]
+    assert check(steady, hits).passes
+    assert not check(steady[:51], hits).passes
+    flickering = [A, B] * 40
+    assert not check(flickering, [10 * at + 5 for at in range(80)]).passes
+
+
+# Grafting
+
+
+def hit(tid: int, time: int, *kernel: str, pid: int = 1, held: bool = False) -> Hit:
+    return Hit("py", pid, tid, time, kernel, held)
+
+
+def test_samples_are_sorted_by_what_is_known() -> None:
+    answers = {1: Matcher(dated([0, 10, 20], [A, A, B]), False)}
+    threads = pyspy_graft.by_thread(
+        [
+            hit(1, 5, "sys"),
+            hit(1, 15, "sys"),
+            hit(1, 30),
+            hit(2, 5, "sys"),
+            hit(3, 5),
+            hit(4, 5, pid=9),
+            hit(1, 6, "ptrace_stop", held=True),
+        ]
+    )
+    grafted = pyspy_graft.graft(threads, answers, (), {2})
+    assert grafted.counts == {
+        "py;main;a;sys": 1,
+        f"py;main;{pyspy_graft.UNCERTAIN};sys": 1,
+        f"py;{pyspy_graft.STACK_UNKNOWN}": 2,
+        f"py;{pyspy_graft.NO_PYTHON};sys": 1,
+        f"py;{pyspy_graft.NO_PYTHON}": 1,
+    }
+    tally = grafted.tally
+    assert (tally.matched, tally.uncertain, tally.unknown, tally.no_python) == (1, 1, 2, 2)
+    assert (tally.held, tally.samples) == (1, 6)
+
+
+def test_two_recordings_of_different_processes_are_refused() -> None:
+    answers = {1: Matcher(dated([0, 10], [A, A]), False)}
+    with pytest.raises(KsymError, match="both"):
+        pyspy_graft.graft(pyspy_graft.by_thread([hit(2, 5)]), answers, (), ())
+
+
+# perf's text
+
+TEXT = b"""\
+# event : name = cpu-clock, , id = { 1 }, use_clockid = 1, ksymbol = 1, clockid = 1
+# reference time: 2026-11-30 09:54:35 = 1796032475.002642 (TOD) = 17881.737789988 (monotonic)
+#
+py;x 5/6 17882.000000001: cpu-clock:
+\tffffffff816ce992 link_path_walk+0xa2 ([kernel.kallsyms])
+\tffffffff81000130 entry_SYSCALL_64_after_hwframe+0x76 ([kernel.kallsyms])
+\t    7fcdfde4524a __libc_start_main+0x1 (/lib/libc.so.6)
+
+py 5/5 17882.000000002: cpu-clock:
+
+py 5/5 17882.000000003: cpu-clock:
+\tffffffff81000001 ptrace_stop+0x2 ([kernel.kallsyms])
+
+py 5/5 17882.000000004: cycles:
+\tffffffffc0000001 bpf_prog_0123456789abcdef_f+0x1 ([bpf])
+
+"""
+
+
+def test_perf_s_text_is_read() -> None:
+    reader = pyspy_perf.Reader()
+    hits = list(reader.read([TEXT]))
+    assert reader.is_monotonic is True
+    assert reader.shift == 17881737789988 - 1796032475002642000
+    assert [(h.comm, h.pid, h.tid, h.time % 10, h.is_held) for h in hits] == [
+        ("py:x", 5, 6, 1, False),
+        ("py", 5, 5, 2, False),
+        ("py", 5, 5, 3, True),
+    ]
+    assert hits[0].kernel == ("entry_SYSCALL_64_after_hwframe_[k]", "link_path_walk_[k]")
+    assert reader.passed_over == 1
+
+
+def test_perf_s_text_may_come_in_any_pieces() -> None:
+    for size in (1, 7, 100):
+        pieces = [TEXT[at : at + size] for at in range(0, len(TEXT), size)]
+        hits = list(pyspy_perf.Reader().read(pieces))
+        assert [len(h.kernel) for h in hits] == [2, 0, 1]
+
+
+def test_a_header_that_a_task_s_name_makes_up_is_not_believed() -> None:
+    text = TEXT.replace(b"py 5/5", b"# event : 5/5").replace(b"clockid = 1\n", b"clockid = 7\n")
+    reader = pyspy_perf.Reader()
+    assert len(list(reader.read([text]))) == 3
+    assert reader.is_monotonic is False
+
+
+@given(st.lists(st.sampled_from(TEXT.splitlines(keepends=True)) | st.binary(max_size=60)))
+def test_any_text_is_read(lines: list[bytes]) -> None:
+    for found in pyspy_perf.Reader().read(lines):
+        assert all(";" not in frame and "\n" not in frame for frame in found.kernel)
+        assert ";" not in found.comm
+
+
+# Without stops
+
+
+def event(phase: str, name: str, time: int) -> dict[str, object]:
+    return {
+        "ph": phase,
+        "name": name,
+        "ts": time,
+        "tid": 99,
+        "pid": 1,
+        "args": {"filename": "a.py"},
+    }
+
+
+CHANGES = [
+    event("B", "thread (5): m", 0),
+    event("B", "main", 0),
+    event("B", "a", 0),
+    event("E", "a", 100_000),
+    event("B", "b", 100_000),
+    event("E", "b", 200_000),
+    event("E", "main", 200_000),
+    event("E", "thread (5): m", 200_000),
+]
+
+
+def test_changes_hold_until_the_next_and_tell_nothing_close_to_it() -> None:
+    (changes,) = pyspy_loose.parse(CHANGES).values()
+    assert changes.times == [0, 100 * MS, 200 * MS]
+    matcher = pyspy_loose.LooseMatcher(changes, 1000 * MS, 10 * MS)
+    shared, whole = ("main (a.py)",), ("main (a.py)", "a (a.py)")
+    answers = [matcher.at((1000 + at) * MS) for at in (-1, 50, 80, 105, 150, 201)]
+    told = [answer and (answer.frames, answer.is_whole) for answer in answers]
+    last = (("main (a.py)", "b (a.py)"), True)
+    assert told == [None, (whole, True), (shared, False), (shared, False), last, None]
+
+
+@pytest.mark.parametrize(("earliest", "latest"), [(-40, 0), (0, 0), (4, 30)])
+def test_the_beginning_is_found_by_what_both_sides_tell(earliest: int, latest: int) -> None:
+    events, hits = list(CHANGES[:2]), []
+    for turn in range(60):
+        name, call = ("a", "sys_read") if turn % 2 else ("b", "sys_stat")
+        begin, end = 50 * turn + 13 * (turn % 3), 50 * (turn + 1) + 13 * ((turn + 1) % 3)
+        events += [event("B", name, begin * 1000), event("E", name, end * 1000)]
+        hits += [hit(5, (3000 + at) * MS, call) for at in range(begin, end)]
+    log = pyspy_log.Log()
+    # In UTC, a second behind.
+    log.configured, log.mapped = (2000 + earliest) * MS, (2000 + latest) * MS
+    found = pyspy_loose.beginning(pyspy_loose.parse(events), {5: hits}, log, 1000 * MS, 10 * MS)
+    assert abs(found - 3000 * MS) <= 2 * MS
+
+
+def test_several_processes_are_refused() -> None:
+    with pytest.raises(KsymError, match="several"):
+        pyspy_loose.parse([*CHANGES, {**CHANGES[0], "pid": 2}])
+
+
+def test_pthread_ids_are_refused() -> None:
+    with pytest.raises(KsymError, match="pthread"):
+        pyspy_loose.parse([event("B", "thread (0x7f00): m", 0)])
+
+
+@given(st.lists(st.sampled_from([*CHANGES, {}, 3, None, {"ph": "B"}])))
+def test_any_list_is_read_or_refused(events: list[object]) -> None:
+    with contextlib.suppress(KsymError):
+        pyspy_loose.parse(events)

@@ -1,0 +1,219 @@
+"""Real recordings, grafted, against what the profiled process said of itself. No perf is run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from ksym_plugin.cli import cli
+from ksym_plugin.stacks import folded, pyspy_graft
+from ksym_plugin.stacks.folded import PYTHON, frame_of
+from tests.oracle.spied import NAMES, Recording, score
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from click.testing import Result
+
+#: Those that are dated by py-spy's stops, and of them those whose leaves hold.
+DATED = [name for name in NAMES if name != "nonblocking"]
+GOOD = [name for name in DATED if name != "phases-2"]
+
+
+@pytest.fixture
+def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Recording:
+    return Recording(request.param, tmp_path)
+
+
+def graft(recording: Recording, *more: str) -> Result:
+    output = recording.path("out.json")
+    call = ["pyspy", "graft", *recording.arguments, "-o", output, *more]
+    return CliRunner().invoke(cli, call, env={"PATH": "/nonexistent"})
+
+
+@pytest.mark.parametrize("recording", GOOD, indirect=True)
+def test_leaves_that_are_given_are_right(recording: Recording) -> None:
+    result, verdict = score(recording.folder)
+    assert verdict.passes
+    assert result.given >= 0.3 * result.samples > 0
+    assert result.right >= 0.99 * result.given
+
+
+@pytest.mark.parametrize("recording", ["phases-2"], indirect=True)
+def test_check_fails_where_leaves_would_be_wrong(recording: Recording) -> None:
+    result, verdict = score(recording.folder)
+    assert result.right < 0.6 * result.given
+    assert not verdict.passes
+
+
+@pytest.mark.parametrize("recording", GOOD, indirect=True)
+def test_bpf_frames_are_named_and_under_the_function_that_ran_them(recording: Recording) -> None:
+    stacks = recording.path("out.folded")
+    done = graft(recording, "--folded", stacks)
+    assert done.exit_code == 0, done.output
+    with open(stacks, "rb") as file:
+        counts = folded.parse(file).counts
+    right = sum(count for stack, count in counts.items() if is_under(stack, "filtering ("))
+    wrong = sum(count for stack, count in counts.items() if is_under(stack, "(")) - right
+    assert right > 50
+    assert right >= 0.99 * (right + wrong)
+
+
+@pytest.mark.parametrize("recording", ["phases-2"], indirect=True)
+def test_withheld_leaves_are_nowhere_unless_forced(recording: Recording) -> None:
+    stacks = recording.path("out.folded")
+    functions = (b"statting (", b".reading (", b".filtering (")
+    done = graft(recording, "--folded", stacks)
+    assert "withheld" in done.stderr
+    assert "0.0 % matched" in done.stderr
+    with open(stacks, "rb") as file:
+        assert not any(name in line for line in file for name in functions)
+    done = graft(recording, "--folded", stacks, "--force")
+    assert "may be wrong" in done.stderr
+    with open(stacks, "rb") as file:
+        text = file.read()
+    assert all(name in text for name in functions)
+
+
+@pytest.mark.parametrize("recording", ["nonblocking"], indirect=True)
+def test_what_was_not_stopped_is_approximate_and_says_so(recording: Recording) -> None:
+    done = graft(recording, "--folded", recording.path("out.folded"))
+    assert done.exit_code == 0, done.output
+    assert "approximate" in done.stderr
+    assert "held the process 0.0 %" in done.stderr
+    with open(recording.path("out.folded"), "rb") as file:
+        counts = folded.parse(file).counts
+    right = sum(count for stack, count in counts.items() if is_under(stack, "filtering ("))
+    wrong = sum(count for stack, count in counts.items() if is_under(stack, "(")) - right
+    assert right > 50
+    assert right >= 0.9 * (right + wrong)
+
+
+def is_under(stack: str, function: str) -> bool:
+    """Whether the filter ran right under a Python frame of such a name."""
+    frames = stack.split(";")
+    if pyspy_graft.UNCERTAIN in frames or pyspy_graft.STACK_UNKNOWN in frames:
+        return False
+    python = [frame for frame in frames if frame_of(frame).kind == PYTHON]
+    return "_phase_filter_[b]" in stack and function in python[-1]
+
+
+@pytest.mark.parametrize("recording", DATED, indirect=True)
+def test_all_figures_are_told(recording: Recording) -> None:
+    done = graft(recording)
+    assert done.exit_code == 0, done.output
+    for word in ("samples a second", "held the process", "matched", "uncertain", "unknown"):
+        assert word in done.stderr
+    assert "self-check: " in done.stderr
+
+
+@pytest.mark.parametrize("recording", ["phases-50"], indirect=True)
+def test_every_sample_of_perf_is_in_every_output(recording: Recording) -> None:
+    stacks, picture = recording.path("out.folded"), recording.path("out.svg")
+    assert graft(recording, "--folded", stacks, "--svg", picture).exit_code == 0
+    with open(recording.path("perf.txt"), "rb") as file:
+        blocks = [block for block in file.read().split(b"\n\n") if b"cpu-clock: " in block]
+    expected = sum(b" ptrace_stop+" not in block for block in blocks)
+    with open(stacks, "rb") as file:
+        assert sum(folded.parse(file).counts.values()) == expected
+    with open(recording.path("out.json"), encoding="utf-8") as file:
+        document = json.load(file)
+    merged, *threads = document["profiles"]
+    assert sum(merged["weights"]) == expected
+    assert sum(sum(thread["weights"]) for thread in threads) == expected
+    files = {frame.get("file", "") for frame in document["shared"]["frames"]}
+    assert {"/src/phases.py", "[kernel]", "[bpf]"} <= files
+    with open(picture, encoding="utf-8") as file:
+        drawn = file.read()
+    for kind in ("Python", "kernel", "BPF", "unknown"):
+        assert f">{kind} " in drawn
+
+
+# What cannot be grafted
+
+
+def refused(recording: Recording) -> str:
+    done = graft(recording)
+    assert done.exit_code == 1
+    assert "Traceback" not in done.output
+    return done.stderr
+
+
+def edit(recording: Recording, name: str, old: bytes, new: bytes) -> None:
+    with open(recording.path(name), "rb") as file:
+        text = file.read()
+    assert old in text
+    with open(recording.path(name), "wb") as file:
+        file.write(text.replace(old, new))
+
+
+fifty = pytest.mark.parametrize("recording", ["phases-50"], indirect=True)
+
+
+@fifty
+def test_raw_format_is_refused(recording: Recording) -> None:
+    with open(recording.path("pyspy.json"), "w", encoding="utf-8") as file:
+        file.write("<module> (a.py:1);work (a.py:2) 17\n")
+    assert "raw" in refused(recording)
+
+
+@fifty
+def test_gil_only_is_refused(recording: Recording) -> None:
+    edit(recording, "pyspy.log", b"gil_only: false", b"gil_only: true")
+    assert "--gil" in refused(recording)
+
+
+@fifty
+def test_samples_without_a_log_are_refused(recording: Recording) -> None:
+    with open(recording.path("pyspy.log"), "wb"):
+        pass
+    assert "RUST_LOG" in refused(recording)
+
+
+@fifty
+def test_errors_of_py_spy_are_refused(recording: Recording) -> None:
+    edit(recording, "pyspy.log", b"Errors: 0", b"Errors: 3")
+    assert "3 samples" in refused(recording)
+
+
+@fifty
+def test_a_log_of_another_run_is_refused(recording: Recording) -> None:
+    with open(recording.path("pyspy.log"), "rb") as file:
+        lines = file.readlines()
+    with open(recording.path("pyspy.log"), "wb") as file:
+        file.writelines(lines[: len(lines) // 2])
+    assert "differ in number" in refused(recording)
+
+
+@fifty
+def test_a_version_that_was_not_tried_is_named(recording: Recording) -> None:
+    edit(recording, "pyspy.json", b"py-spy@0.4.3", b"py-spy@0.9.0")
+    assert "0.9.0 is none of those tried" in graft(recording).stderr
+
+
+@fifty
+def test_another_clock_of_perf_is_refused(recording: Recording) -> None:
+    edit(recording, "perf.txt", b"clockid = 1", b"clockid = 7")
+    assert "-k CLOCK_MONOTONIC" in refused(recording)
+
+
+@fifty
+def test_a_clock_that_was_set_is_refused(recording: Recording) -> None:
+    path = recording.path("session.json")
+    with open(path, encoding="utf-8") as file:
+        session = json.load(file)
+    session["clocks"][1][0] += 200_000
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(session, file)
+    assert "clock was set" in refused(recording)
+
+
+@fifty
+def test_without_a_session_perf_tells_the_clocks(recording: Recording, tmp_path: Path) -> None:
+    (tmp_path / "session.json").unlink()
+    assert "100.0 % of" in graft(recording).stderr
+    edit(recording, "perf.txt", b"# reference time", b"# something else")
+    assert "--header" in refused(recording)
