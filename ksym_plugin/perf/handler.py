@@ -158,9 +158,10 @@ class Handler:
         from ksym_plugin.perf.renaming import Renamer
 
         clocks = {self._clock or clock_of_attr(attr) for attr in self.recorded.attrs.values()}
-        if len(clocks) > 1 or None in clocks:
+        if self._past is not None and (len(clocks) > 1 or None in clocks):
             raise KsymError(
-                "text does not tell on which clock its times are", "say it with --clock"
+                "the samples are on several clocks, or on one that a history cannot place",
+                "record with: perf record -k CLOCK_MONOTONIC",
             )
         clock = clocks.pop() if clocks else self._clock
         return Renamer(self._past, self._clock_map, clock, self._running)
