@@ -179,7 +179,7 @@ def test_text_of_a_perf_data_is_on_its_clock(place: Path) -> None:
         handler.recorded.attrs = {str(one): attr(clockid=one) for one in clockids}
         with pytest.raises(KsymError, match="clock"):
             handler.renamer()
-    handler._history.close()
+    handler._known.close()
 
 
 def test_another_module_of_that_name_is_none_of_perf_s(place: Path, tmp_path: Path) -> None:
