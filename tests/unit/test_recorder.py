@@ -284,6 +284,30 @@ def test_session_that_ends_before_its_resync_ends_in_a_gap(stage: Stage) -> None
     assert told(past.at(BASE + 0x400, stage.time.now - SECOND)) == f"bpf_prog_{1:016x}_p {GAP}"
 
 
+def test_a_session_ends_with_the_kernel_s_table_even_while_a_resync_rests(stage: Stage) -> None:
+    kernel, recorder = stage.kernel, stage.recorder
+    kernel.slowness = SECOND
+    kernel.add(1)
+    kernel.add(2)
+    recorder.start()
+    kernel.muted = True
+    kernel.remove(1)
+    kernel.add(2)
+    kernel.add(3)
+    kernel.muted = False
+    lost_at = stage.time.monotonic_ns()
+    kernel.lose(recorder.covered)
+    recorder.step()
+    assert recorder.resyncs == 1
+    recorder.finish()
+    assert stage.live() == stage.truth()
+    past = stage.past()
+    assert told(past.at(BASE + 0x400, lost_at)) == f"bpf_prog_{1:016x}_p {GAP}"
+    end = past.sessions[-1].covered
+    assert told(past.at(BASE + 0xC00, end)) == f"bpf_prog_{4:016x}_p {EXACT}"
+    assert {one.symbol.start for one in past.live(end)} == set(stage.truth())
+
+
 def test_repeated_losses_cost_a_bounded_share(stage: Stage) -> None:
     """A step each millisecond that loses each time, and snapshots of 10 ms: 10 in a second."""
     kernel, recorder = stage.kernel, stage.recorder
