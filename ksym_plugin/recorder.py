@@ -180,7 +180,8 @@ class Recorder:
             return
         ended = time.monotonic_ns()
         self._end_gap(ended)
-        live = {lifetime.symbol.start: lifetime for lifetime in self.timeline.live()}
+        # What others were loaded over comes to light when they end.
+        live = {lifetime.symbol.start: lifetime for lifetime in self.timeline.open()}
         listed = {load.symbol.module for load in snapshot if load.symbol.kind != BPF_PROG}
         if self._source.lists_images:
             listed.add(BPF_MODULE)

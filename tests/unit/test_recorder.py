@@ -284,6 +284,24 @@ def test_session_that_ends_before_its_resync_ends_in_a_gap(stage: Stage) -> None
     assert told(past.at(BASE + 0x400, stage.time.now - SECOND)) == f"bpf_prog_{1:016x}_p {GAP}"
 
 
+def test_a_resync_ends_what_is_hidden_under_others_too(stage: Stage) -> None:
+    """Of three in one place no end was told; the last one over it is the only one live."""
+    kernel, recorder = stage.kernel, stage.recorder
+    recorder.start()
+    for at, start in enumerate((BASE + 0x200, BASE + 0x100, BASE)):
+        name = f"bpf_prog_{at:016x}_p"
+        kernel.waiting.append(load(start, 0x180, name, stage.time.monotonic_ns(), 90 + at))
+    recorder.step()
+    stage.time.now += SECOND
+    kernel.lose(stage.time.monotonic_ns())
+    recorder.step()
+    assert recorder.resyncs == 2
+    assert stage.live() == {}
+    recorder.finish()
+    past = stage.past()
+    assert past.live(past.sessions[-1].covered) == []
+
+
 def test_a_session_ends_with_the_kernel_s_table_even_while_a_resync_rests(stage: Stage) -> None:
     kernel, recorder = stage.kernel, stage.recorder
     kernel.slowness = SECOND
