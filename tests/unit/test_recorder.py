@@ -302,6 +302,24 @@ def test_a_resync_ends_what_is_hidden_under_others_too(stage: Stage) -> None:
     assert past.live(past.sessions[-1].covered) == []
 
 
+def test_who_was_followed_at_its_place_is_not_live_once_the_follower_is_gone(stage: Stage) -> None:
+    kernel, recorder = stage.kernel, stage.recorder
+    recorder.start()
+    kernel.add(1)
+    kernel.muted = True
+    kernel.remove(1)
+    kernel.muted = False
+    kernel.add(1)
+    kernel.add(2)
+    kernel.remove(1)
+    recorder.step()
+    stage.time.now += 10 * SECOND
+    recorder.finish()
+    past = stage.past()
+    standing = past.live(past.sessions[-1].covered)
+    assert [life.symbol.start for life in standing] == [BASE + 0x800]
+
+
 def test_a_session_ends_with_the_kernel_s_table_even_while_a_resync_rests(stage: Stage) -> None:
     kernel, recorder = stage.kernel, stage.recorder
     kernel.slowness = SECOND
