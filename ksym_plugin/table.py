@@ -148,7 +148,7 @@ class Table:
             self._timeline.apply(gap)
             if since:
                 self._news.append(gap)
-            live = {life.symbol.start: life for life in self._timeline.live()}
+            live = {life.symbol.start: life for life in self._timeline.open()}
             self.apply(differences(live, snapshot, lists_images, (since, began, ended)), began)
             if not since:
                 # The first time there is nothing to drop but what was in doubt.

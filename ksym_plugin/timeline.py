@@ -135,6 +135,10 @@ class Timeline:
             return self._miss(True, time) if self._has_left(best, time) else self._judge(best, time)
         return self._judge(best, time) if self._gap_ends else (best, EXACT)
 
+    def open(self) -> list[Lifetime]:
+        """All whose end was not reported, also where another was loaded over them since."""
+        return list(self._ledger.live.values())
+
     def live(self) -> list[Lifetime]:
         """The lifetimes that have not ended, by start."""
         standing: list[Lifetime] = []
