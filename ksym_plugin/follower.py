@@ -93,6 +93,7 @@ class Follower:
         # Held by whoever uses the source. Taken before the table's lock, never after it.
         self._using = threading.Lock()
         self._asking = 0
+        self._failure: Exception | None = None
         self._pipe = Pipe()
         self._clock: PerfClock | None = None
         self._stopping = threading.Event()
@@ -192,13 +193,16 @@ class Follower:
                 return False
             if self.table.covered < until:
                 self._read(source)
-        except Exception:  # noqa: BLE001 - a source's; the thread meets it again
+        except Exception as error:  # noqa: BLE001 - any source's; for the thread to deal with
+            self._failure = error
+            self.table.doubt(self.table.covered)
             return False
         finally:
             self._asking = 0
             self._using.release()
-            # The thread sleeps on: what it waits for has been read away.
-            self._pipe.wake()
+            if self._failure is not None or self.table.has_news:
+                # The thread sleeps on: what it waits for has been read away.
+                self._pipe.wake()
         return self.table.covered >= until
 
     def _read(self, source: Source) -> None:
@@ -254,6 +258,9 @@ class Follower:
 
     def _step(self, source: Source) -> None:
         with self._using:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
             self._read(source)
             now = time.monotonic_ns()
             if self.table.doubted <= now and now >= self._resync_after:

@@ -139,7 +139,7 @@ class Tool:
         prefix = ["-m", "ksym_plugin.bcc"] if installed else []
         environment = {**_ENVIRONMENT, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
         # The compiler says more than a pipe holds, and nobody reads it in time.
-        self._err = tempfile.TemporaryFile("w+")
+        self._err = tempfile.TemporaryFile("w+")  # noqa: SIM115 - ``end`` closes it
         self.process = subprocess.Popen(
             [sys.executable, *prefix, *command],
             stdout=subprocess.PIPE,
@@ -163,7 +163,10 @@ class Tool:
         self.out += self.process.stdout.read()
         status = self.process.wait(30)
         self._limit.cancel()
-        assert status == 0, self._said()
+        said = self._said()
+        self.process.stdout.close()
+        self._err.close()
+        assert status == 0, said
         return self.out
 
     def _said(self):
