@@ -25,6 +25,8 @@ SUBJECTS = {
     "hooks": "hooks: a batch through pluggy, and a plugin nobody asks",
     "imports": "handler: start",
     "handler": "handler, embedded in perf",
+    "svg": "flame graphs",
+    "probe": "the probe in the kernel",
 }
 
 

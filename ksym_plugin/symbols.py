@@ -197,13 +197,21 @@ class Frame:
     """One stack entry with its name.
 
     ``offset`` is ``address - symbol.start``; ``module`` is ``[bpf]``, a module's name,
-    or None for the core image; ``certainty`` is EXACT, GRACE or GAP.
+    or None for the core image; ``certainty`` is EXACT, GRACE or GAP. ``lifetime`` is that
+    of a symbol which comes and goes.
     """
 
-    __slots__ = ("address", "certainty", "kind", "module", "name", "offset")
+    __slots__ = ("address", "certainty", "kind", "lifetime", "module", "name", "offset")
 
     def __init__(
-        self, address: int, name: str, offset: int, module: str | None, kind: str, certainty: str
+        self,
+        address: int,
+        name: str,
+        offset: int,
+        module: str | None,
+        kind: str,
+        certainty: str,
+        lifetime: Lifetime | None = None,
     ) -> None:
         self.address = address
         self.name = name
@@ -211,6 +219,7 @@ class Frame:
         self.module = module
         self.kind = kind
         self.certainty = certainty
+        self.lifetime = lifetime
 
     def __repr__(self) -> str:
         return f"Frame({self.address:#x} {self.name}+{self.offset:#x} {self.certainty})"

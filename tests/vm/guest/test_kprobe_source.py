@@ -423,7 +423,9 @@ def test_starting_and_stopping_a_hundred_times_leaks_nothing(monkeypatch, ring):
     finally:
         source.close()
     print("resident in kB:", sizes[::10])
-    assert sizes[-1] - sizes[10] < 512
+    # A leak grows with every start; an allocator takes what it needs once.
+    grown = [after - before for before, after in zip(sizes[9::10], sizes[19::10])]
+    assert sorted(grown)[len(grown) // 2] == 0
 
 
 @pytest.mark.slow
