@@ -161,6 +161,11 @@ class Table:
         with self.lock:
             self.doubted = min(self.doubted, since)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something that was not told yet."""
+        return bool(self._news)
+
     def take_news(self) -> list[News]:
         """What was not told yet, in order."""
         with self.lock:
