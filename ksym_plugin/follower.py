@@ -18,7 +18,6 @@ What can go wrong around it, and what then happens:
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import threading
 import time
@@ -30,6 +29,7 @@ from ksym_plugin.kallsyms_text import read_module_sizes
 from ksym_plugin.sources import snapshot
 from ksym_plugin.symbols import Reason
 from ksym_plugin.table import NEVER, Table
+from ksym_plugin.wake_pipe import Pipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ class Follower:
         # Held by whoever uses the source. Taken before the table's lock, never after it.
         self._using = threading.Lock()
         self._asking = 0
+        self._failure: Exception | None = None
         self._pipe = Pipe()
         self._clock: PerfClock | None = None
         self._stopping = threading.Event()
@@ -192,13 +193,16 @@ class Follower:
                 return False
             if self.table.covered < until:
                 self._read(source)
-        except Exception:  # noqa: BLE001 - a source's; the thread meets it again
+        except Exception as error:  # noqa: BLE001 - any source's; for the thread to deal with
+            self._failure = error
+            self.table.doubt(self.table.covered)
             return False
         finally:
             self._asking = 0
             self._using.release()
-            # The thread sleeps on: what it waits for has been read away.
-            self._pipe.wake()
+            if self._failure is not None or self.table.has_news:
+                # The thread sleeps on: what it waits for has been read away.
+                self._pipe.wake()
         return self.table.covered >= until
 
     def _read(self, source: Source) -> None:
@@ -254,6 +258,9 @@ class Follower:
 
     def _step(self, source: Source) -> None:
         with self._using:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
             self._read(source)
             now = time.monotonic_ns()
             if self.table.doubted <= now and now >= self._resync_after:
@@ -344,41 +351,3 @@ class Follower:
         with contextlib.suppress(KallsymsError):
             kallsyms = Kallsyms.load()
         self.table.use_statics(kallsyms)
-
-
-class Pipe:
-    """Wakes who polls ``read_fd``; knows whether its descriptors are still its own."""
-
-    __slots__ = ("_identity", "_write_fd", "read_fd")
-
-    def __init__(self) -> None:
-        self.read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._identity = _identity(self.read_fd)
-
-    def is_ours(self) -> bool:
-        """Whether nobody has closed them: their numbers may be another file's by now."""
-        return self.read_fd >= 0 and self._identity == _identity(self.read_fd)
-
-    def wake(self) -> None:
-        if self.read_fd >= 0 and self._identity == _identity(self._write_fd):
-            with contextlib.suppress(OSError):
-                os.write(self._write_fd, b".")
-
-    def clear(self) -> None:
-        with contextlib.suppress(OSError):
-            os.read(self.read_fd, 4096)
-
-    def close(self) -> None:
-        """Idempotent."""
-        if self.read_fd >= 0:
-            read_fd, self.read_fd = self.read_fd, -1
-            os.close(read_fd)
-            os.close(self._write_fd)
-
-
-def _identity(fd: int) -> tuple[int, int] | None:
-    try:
-        status = os.fstat(fd)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino

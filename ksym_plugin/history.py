@@ -26,7 +26,7 @@ from ksym_plugin.history_file import (
     unsigned,
 )
 from ksym_plugin.history_programs import Programs
-from ksym_plugin.symbols import EXACT, GAP, OUTSIDE_HISTORY, Lifetime, Loss
+from ksym_plugin.symbols import EXACT, GAP, NOT_LOADED, OUTSIDE_HISTORY, Lifetime, Loss
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -318,8 +318,9 @@ class Past:
 
     def _is_at(self, lifetime: Lifetime, time_ns: int) -> bool:
         """Whether nothing loaded later had taken this one's start by then."""
-        there = self.at(lifetime.symbol.start, time_ns)[0]
-        return there is None or there.row == lifetime.row
+        there, said = self.at(lifetime.symbol.start, time_ns)
+        # Not loaded is what came later and went.
+        return said is not NOT_LOADED if there is None else there.row == lifetime.row
 
     def _read_page(self, page: int) -> None:
         """Enter what lies on a page, and what tells how much of it was left when.

@@ -118,7 +118,10 @@ class Recorder:
             self._forget(before)
 
     def finish(self) -> None:
-        """Apply what is still waiting and end the session in order."""
+        """Apply what is still waiting, make good what was lost, and end the session."""
+        self._apply(self._source.read())
+        if self._lost is not None:
+            self._resync(self._lost.since)
         before = time.monotonic_ns()
         details = [] if self._details is None else self._details.finish()
         # Nothing is read later: what is in flight now has come when this is over.
@@ -211,7 +214,8 @@ class Recorder:
             return
         ended = time.monotonic_ns()
         self._end_gap(ended)
-        live = {lifetime.symbol.start: lifetime for lifetime in self.timeline.live()}
+        # What others were loaded over comes to light when they end.
+        live = {lifetime.symbol.start: lifetime for lifetime in self.timeline.open()}
         images = self._source.lists_images
         self._apply(differences(live, snapshot, images, (since, began, ended)))
         before = time.monotonic_ns()

@@ -148,7 +148,7 @@ class Table:
             self._timeline.apply(gap)
             if since:
                 self._news.append(gap)
-            live = {life.symbol.start: life for life in self._timeline.live()}
+            live = {life.symbol.start: life for life in self._timeline.open()}
             self.apply(differences(live, snapshot, lists_images, (since, began, ended)), began)
             if not since:
                 # The first time there is nothing to drop but what was in doubt.
@@ -160,6 +160,11 @@ class Table:
         """From ``since`` on nobody watches."""
         with self.lock:
             self.doubted = min(self.doubted, since)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something that was not told yet."""
+        return bool(self._news)
 
     def take_news(self) -> list[News]:
         """What was not told yet, in order."""

@@ -139,6 +139,10 @@ class Timeline:
         """All lifetimes held that began at an address, by load."""
         return self._starts.get(start, [])
 
+    def open(self) -> list[Lifetime]:
+        """All whose end was not reported, also where another was loaded over them since."""
+        return list(self._ledger.live.values())
+
     def live(self) -> list[Lifetime]:
         """The lifetimes that have not ended, by start."""
         standing: list[Lifetime] = []

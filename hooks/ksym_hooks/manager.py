@@ -48,7 +48,13 @@ class KsymPluginManager(pluggy.PluginManager):
 
         A plugin that cannot be registered is the caller's error and raises as in pluggy.
         """
-        registered = super().register(plugin, name)
+        try:
+            registered = super().register(plugin, name)
+        except pluggy.PluginValidationError:
+            if self.is_registered(plugin):
+                # pluggy before 1.7 keeps what it has just refused.
+                self.unregister(plugin)
+            raise
         if registered is None:
             return None
         for caller in self.get_hookcallers(plugin) or ():

@@ -12,6 +12,10 @@ from ksym_plugin.stacks import folded, speedscope, svg
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import IO, Final
+
+#: A longer line holds no stack: what has no lines at all is not to fill the memory.
+_LONGEST: Final = 1 << 24
 
 
 @click.command(
@@ -71,14 +75,24 @@ def command(
 
 def read(file: str) -> folded.Stacks:
     """The stacks in a file or on stdin; Failure if there are none."""
-    with click.open_file(file, "rb") as lines:
-        stacks = folded.parse(lines)
+    with click.open_file(file, "rb") as stream:
+        stacks = folded.parse(_lines(stream))
     if not stacks.counts:
         where = "stdin" if file == "-" else file
         raise Failure(f"{where} holds no folded stacks; make some with: ksym fold")
     if stacks.skipped:
         say(f"{plural(stacks.skipped, 'line')} without a stack and a count left out")
     return stacks
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a text; what is too long for one is a line without a stack."""
+    is_start = True
+    while line := stream.readline(_LONGEST):
+        has_ended = line.endswith(b"\n") or len(line) < _LONGEST
+        if is_start:
+            yield line if has_ended else b"-"
+        is_start = has_ended
 
 
 def write(pieces: Iterator[str], output: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from fnmatch import fnmatchcase
 
@@ -31,6 +32,11 @@ _HEAD: Final = _ROW.format(
     "LOADED BY",
     "RAN IN",
     "NAME",
+)
+#: perf hands names to PyUnicode_FromString and does not look whether that worked.
+_CRASHED: Final = (
+    "perf crashed, as it does with any Python script where a task's name is not UTF-8;"
+    " its text is left: perf script --ns | ksym fold --all"
 )
 #: The order of each key, the greatest first but for names and ids.
 _SORTS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
@@ -114,6 +120,8 @@ def account(
     try:
         documents: list[dict[str, Any]] = json.loads(done.stdout)
     except ValueError:
+        if done.returncode == -signal.SIGSEGV:
+            raise Failure(_CRASHED) from None
         raise Failure(f"perf script failed (status {done.returncode}); see above") from None
     return documents, done.returncode
 

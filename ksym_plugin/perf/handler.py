@@ -11,36 +11,28 @@ import gc
 import os
 import signal
 import sys
-import time
 
-from ksym_plugin import histories, kernel_id, kernel_text
 from ksym_plugin.clocks import CLOCKS, clock_of_attr
 from ksym_plugin.errors import KsymError
-from ksym_plugin.history import History
 from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.perf import data
+from ksym_plugin.perf import data, known
 from ksym_plugin.perf.naming import Repeated, Tally, clean, decide, is_core, spelled
 from ksym_plugin.perf.output import FoldedOutput, TextOutput, say
 from ksym_plugin.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.symbols import (
     BPF_MODULE,
     EXACT,
-    OUTSIDE_HISTORY,
     UNKNOWN_ADDRESS,
     Frame,
     Reason,
 )
-from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final
 
-    from ksym_plugin.clocks import ClockMap
-    from ksym_plugin.history import Past
     from ksym_plugin.perf.output import Output
     from ksym_plugin.perf.renaming import Renamer
-    from ksym_plugin.timeline import Answer
 
 _KERNEL_HALF: Final = 1 << 63
 _GUEST: Final = "[guest."
@@ -101,9 +93,6 @@ class Handler:
         self._user = self._output.user
         self._clock = options.clock
         self._clocks_by_event: dict[str, str | None] = {}
-        self._clock_map: ClockMap | None = None
-        self._past: Past | _Live | None = None
-        self._history: History | None = None
         self._has_said_clock = False
         #: Whether some of the output could not be written.
         self.is_cut_short = False
@@ -114,8 +103,8 @@ class Handler:
         self._inlined: set[int] = set()
         #: By address, BPF frames that may come again.
         self._repeated: dict[int, Repeated] = {}
-        self._is_this_boot = _is_this_boot(self.recorded)
-        self._open_past(histories.find(options.history, data_path))
+        self._known = known.find(options.history, data_path, self.recorded)
+        self._past, self._clock_map = self._known.past, self._known.clock_map
         self._resolver = Resolver(self._past)
         self._has_statics = False
 
@@ -143,8 +132,7 @@ class Handler:
             repeated.settle(self.tally)
         for line in self.tally.lines():
             say(line)
-        if self._history is not None:
-            self._history.close()
+        self._known.close()
 
     def _give_up_output(self, error: OSError) -> None:
         self.is_cut_short = True
@@ -158,16 +146,17 @@ class Handler:
         from ksym_plugin.perf.renaming import Renamer
 
         clocks = {self._clock or clock_of_attr(attr) for attr in self.recorded.attrs.values()}
-        if len(clocks) > 1 or None in clocks:
+        if self._past is not None and (len(clocks) > 1 or None in clocks):
             raise KsymError(
-                "text does not tell on which clock its times are", "say it with --clock"
+                "the samples are on several clocks, or on one that a history cannot place",
+                "record with: perf record -k CLOCK_MONOTONIC",
             )
         clock = clocks.pop() if clocks else self._clock
         return Renamer(self._past, self._clock_map, clock, self._running)
 
     def _running(self) -> tuple[None, Kallsyms | None]:
         try:
-            return None, Kallsyms.load() if self._is_this_boot else None
+            return None, Kallsyms.load() if self._known.is_this_boot else None
         except KsymError as error:
             say(str(error))
             return None, None
@@ -285,7 +274,7 @@ class Handler:
     def _load_statics(self) -> None:
         """This boot's kallsyms, once a frame wants it: perf mostly names those itself."""
         self._has_statics = True
-        if not self._is_this_boot:
+        if not self._known.is_this_boot:
             return
         try:
             self._resolver = Resolver(self._past, Kallsyms.load())
@@ -320,93 +309,6 @@ class Handler:
             )
         return None
 
-    # What is known of the past
-
-    def _open_past(self, path: str | None) -> None:
-        """KsymError if a history is there and cannot be used."""
-        if path is None:
-            self._open_live()
-            return
-        history = History(path)
-        try:
-            self._adopt(history, path)
-        except BaseException:
-            history.close()
-            raise
-        self._history = history
-
-    def _adopt(self, history: History, path: str) -> None:
-        """Take the record of the boot that the data is from."""
-        recorded = self.recorded
-        boot = histories.choose_boot(
-            history,
-            kernel_id.boot_id(),
-            recorded.build_id,
-            recorded.release,
-            recorded.host,
-            recorded.text_start,
-        )
-        # Without a header anything would fit; a live pipe is of this boot, if of any.
-        known = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
-        anonymous = all(fact is None for fact in known)
-        if boot is None or (anonymous and boot.boot_id != kernel_id.boot_id()):
-            raise KsymError(
-                f"{path} has no record of the kernel this perf.data is from",
-                "name the history that was recorded beside it with -H",
-            )
-        notice = histories.choice_notice(history, boot)
-        if notice:
-            say(notice)
-        past = history.past(boot)
-        past.wait_covered(time.monotonic_ns())
-        for line in past.warnings():
-            say(f"{path}: {line}")
-        self._past, self._clock_map = past, past.clock_map()
-
-    def _open_live(self) -> None:
-        """Without a history: what is loaded now was there ever since it was loaded."""
-        if not self._is_this_boot:
-            say("no history, and the data is of another boot: BPF frames stay as perf has them")
-            return
-        from ksym_plugin.clocks import ClockMap, PerfClock
-        from ksym_plugin.sources import snapshot
-
-        try:
-            loads = snapshot.take().loads
-        except KsymError as error:
-            say(f"no history, and the live system does not tell: {error}")
-            return
-        say("no history: only BPF programs that are still loaded can be named")
-        timeline = Timeline()
-        for load in loads:
-            timeline.apply(load)
-        clock = PerfClock()
-        try:
-            self._clock_map = ClockMap([clock.read()])
-        finally:
-            clock.close()
-        self._past = _Live(timeline)
-
-
-class _Live:
-    """What is loaded now, and since when: of what was there before, nothing is known."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-
-    @property
-    def extent(self) -> int:
-        return self._timeline.extent
-
-    def steady(self, _address: int) -> tuple[int, int]:
-        return 0, -1
-
-    def at(self, address: int, time_ns: int) -> Answer:
-        answer = self._timeline.at(address, time_ns)
-        if answer[0] is None and answer[1] is not UNKNOWN_ADDRESS:
-            return None, OUTSIDE_HISTORY
-        return answer
-
 
 def _output(form: str, data_path: str | None, recorded: data.Recorded) -> Output:
     """What prints in the format asked for; the text's own columns need perf's header."""
@@ -422,13 +324,6 @@ def _output(form: str, data_path: str | None, recorded: data.Recorded) -> Output
     if form == "svg":
         return pictures.SvgOutput(sys.stdout, name)
     return pictures.SpeedscopeOutput(sys.stdout, name)
-
-
-def _is_this_boot(recorded: data.Recorded) -> bool:
-    """Whether a perf.data can be of the running kernel; one without a header may well be."""
-    here = (kernel_id.build_id(), kernel_id.release(), kernel_id.hostname(), kernel_text.start())
-    there = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
-    return all(has is None or had is None or has == had for has, had in zip(here, there))
 
 
 def _leaf(event: dict[str, Any]) -> dict[str, Any]:

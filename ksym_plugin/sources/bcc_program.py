@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -158,6 +159,10 @@ def _refusal(answer: dict[str, str], said: str) -> SourceError:
         return SourceError(
             "the kernel does not let this user load the probe",
             "run as root or with CAP_BPF and CAP_PERFMON, and without kernel lockdown",
+        )
+    if os.strerror(errno.ENOMEM) in raised:
+        return SourceError(
+            "the kernel has no memory for the probe's ring", "ask for a smaller one, or free some"
         )
     # The compiler's first complaint says more than bcc does.
     lines = [line.strip() for line in said.splitlines() if "error:" in line] or [raised]

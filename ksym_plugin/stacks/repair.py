@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from itertools import accumulate
+from math import inf
 
 from ksym_plugin.perf.naming import spelled
 from ksym_plugin.perf.renaming import bytes_of
@@ -17,7 +19,7 @@ from ksym_plugin.symbols import EXACT, Frame, Reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Final, Protocol, Union
 
     from ksym_plugin.kallsyms import Kallsyms
@@ -152,17 +154,18 @@ class Repairer:
             self._read()
         held = self._held or ()
         after = bisect_right(self._starts, address)
+        beside: dict[int, _Beside] = {}
         for at in range(after - 1, -1, -1):
             lifetime = held[at]
             if lifetime.symbol.start + self._longest <= address:
                 return
             if lifetime.symbol.end <= address:
                 continue
+            start = lifetime.symbol.start
+            if lifetime.open_ended and start not in beside:
+                beside[start] = _Beside(held[bisect_right(self._starts, start) : after])
             # What was loaded beside an image lies behind its true end.
-            if not lifetime.open_ended or not any(
-                other.symbol.start > lifetime.symbol.start and _coexisted(other, lifetime)
-                for other in held[at + 1 : after]
-            ):
+            if not lifetime.open_ended or not beside[start].coexisted(lifetime):
                 yield lifetime
 
     def _read(self) -> None:
@@ -177,12 +180,25 @@ def _name(lifetime: Lifetime) -> tuple[int, str]:
     return lifetime.symbol.start, lifetime.symbol.name
 
 
-def _coexisted(one: Lifetime, other: Lifetime) -> bool:
-    """Whether both were surely there at some time."""
-    return not any(
-        early.unloaded_earliest is not None and early.unloaded_earliest < late.loaded_latest
-        for early, late in ((one, other), (other, one))
-    )
+class _Beside:
+    """Lifetimes, to be asked whether any of them was surely there together with another."""
+
+    __slots__ = ("_loads", "_unloads")
+
+    def __init__(self, lifetimes: Sequence[Lifetime]) -> None:
+        spans = sorted((lifetime.loaded_latest, _end(lifetime)) for lifetime in lifetimes)
+        self._loads = [load for load, _ in spans]
+        #: The last unload of all that were loaded no later.
+        self._unloads = list(accumulate((unload for _, unload in spans), max))
+
+    def coexisted(self, lifetime: Lifetime) -> bool:
+        before = bisect_right(self._loads, _end(lifetime))
+        return before > 0 and self._unloads[before - 1] >= lifetime.loaded_latest
+
+
+def _end(lifetime: Lifetime) -> float:
+    """Until when it was surely there."""
+    return inf if lifetime.unloaded_earliest is None else lifetime.unloaded_earliest
 
 
 def _split(line: bytes) -> tuple[bytes, bytes]:

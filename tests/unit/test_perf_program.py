@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin import kernel_id
+from ksym_plugin.errors import KsymError
+from ksym_plugin.perf.handler import Handler, Options
+from ksym_plugin.perf.text import Header
 from tests import demo
 from tests.unit.perf_events import CALLCHAIN, CORE, SAMPLED, VMLINUX, attr, bpf, event, node
 
@@ -160,6 +163,23 @@ def test_text_on_a_full_disk(place: Path, form: str) -> None:
     assert done.returncode == 1
     assert said.startswith("ksym: the output cannot be written (No space left on device)\n")
     assert "kernel frames" in said and "Traceback" not in said and "Exception" not in said
+
+
+def test_text_of_a_perf_data_is_on_its_clock(place: Path) -> None:
+    handler = Handler(Options(str(place / "ksym.db"), None, "text"), None)
+    first, last = 8_983_476_935_000, 8_983_476_935_999
+    header = Header(b"x", b"", b"1", b"8983", b"476935", (b"", b"", b""))
+    for clockid, clock in (None, "perf"), (1, "monotonic"), (7, "boottime"):
+        handler.recorded.attrs = dict.fromkeys(("a", "b"), attr(clockid=clockid))
+        renamer = handler.renamer()
+        renamer.begin(header)
+        place_of = handler._clock_map.to_monotonic
+        assert renamer._place() == (place_of(clock, first), place_of(clock, last))
+    for clockids in (4,), (1, 7):
+        handler.recorded.attrs = {str(one): attr(clockid=one) for one in clockids}
+        with pytest.raises(KsymError, match="clock"):
+            handler.renamer()
+    handler._known.close()
 
 
 def test_another_module_of_that_name_is_none_of_perf_s(place: Path, tmp_path: Path) -> None:

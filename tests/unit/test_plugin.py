@@ -66,7 +66,6 @@ def test_nothing_is_opened_before_the_first_question(offers):
         assert tasks() == threads + 1
         assert len(offers.made) == 1
     assert fds() == before
-    # The kernel lists a thread for a moment after it was joined.
     wait_until(lambda: tasks() == threads)
     assert offers.made[0].closed == 1
 
@@ -228,6 +227,19 @@ def test_a_source_that_fails_is_opened_again_and_the_time_between_is_a_gap(host,
     assert source.closed == 1
     assert len(offers.made) == 2
     assert ask(host, [BASE], failed)[0].endswith(" gap")
+
+
+def test_a_source_that_fails_while_a_host_asks_is_opened_again_as_well(host, offers):
+    source = started(host, offers, load(BASE, 64, A, 1))
+    offers.construct = lambda: Scripted([load(BASE, 64, B, 2)])
+    # Nothing wakes the thread: it is the question that meets the error, once.
+    source.error = LookupError("once")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert ask(host, [BASE], now()) == [f"{A} gap"]
+        wait_until(lambda: ask(host, [BASE]) == [f"{B} exact"])
+    assert "source scripted: LookupError('once')" in str(caught[0].message)
+    assert len(offers.made) == 2
 
 
 @pytest.mark.parametrize(

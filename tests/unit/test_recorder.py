@@ -284,6 +284,66 @@ def test_session_that_ends_before_its_resync_ends_in_a_gap(stage: Stage) -> None
     assert told(past.at(BASE + 0x400, stage.time.now - SECOND)) == f"bpf_prog_{1:016x}_p {GAP}"
 
 
+def test_a_resync_ends_what_is_hidden_under_others_too(stage: Stage) -> None:
+    """Of three in one place no end was told; the last one over it is the only one live."""
+    kernel, recorder = stage.kernel, stage.recorder
+    recorder.start()
+    for at, start in enumerate((BASE + 0x200, BASE + 0x100, BASE)):
+        name = f"bpf_prog_{at:016x}_p"
+        kernel.waiting.append(load(start, 0x180, name, stage.time.monotonic_ns(), 90 + at))
+    recorder.step()
+    stage.time.now += SECOND
+    kernel.lose(stage.time.monotonic_ns())
+    recorder.step()
+    assert recorder.resyncs == 2
+    assert stage.live() == {}
+    recorder.finish()
+    past = stage.past()
+    assert past.live(past.sessions[-1].covered) == []
+
+
+def test_who_was_followed_at_its_place_is_not_live_once_the_follower_is_gone(stage: Stage) -> None:
+    kernel, recorder = stage.kernel, stage.recorder
+    recorder.start()
+    kernel.add(1)
+    kernel.muted = True
+    kernel.remove(1)
+    kernel.muted = False
+    kernel.add(1)
+    kernel.add(2)
+    kernel.remove(1)
+    recorder.step()
+    stage.time.now += 10 * SECOND
+    recorder.finish()
+    past = stage.past()
+    standing = past.live(past.sessions[-1].covered)
+    assert [life.symbol.start for life in standing] == [BASE + 0x800]
+
+
+def test_a_session_ends_with_the_kernel_s_table_even_while_a_resync_rests(stage: Stage) -> None:
+    kernel, recorder = stage.kernel, stage.recorder
+    kernel.slowness = SECOND
+    kernel.add(1)
+    kernel.add(2)
+    recorder.start()
+    kernel.muted = True
+    kernel.remove(1)
+    kernel.add(2)
+    kernel.add(3)
+    kernel.muted = False
+    lost_at = stage.time.monotonic_ns()
+    kernel.lose(recorder.covered)
+    recorder.step()
+    assert recorder.resyncs == 1
+    recorder.finish()
+    assert stage.live() == stage.truth()
+    past = stage.past()
+    assert told(past.at(BASE + 0x400, lost_at)) == f"bpf_prog_{1:016x}_p {GAP}"
+    end = past.sessions[-1].covered
+    assert told(past.at(BASE + 0xC00, end)) == f"bpf_prog_{4:016x}_p {EXACT}"
+    assert {one.symbol.start for one in past.live(end)} == set(stage.truth())
+
+
 def test_repeated_losses_cost_a_bounded_share(stage: Stage) -> None:
     """A step each millisecond that loses each time, and snapshots of 10 ms: 10 in a second."""
     kernel, recorder = stage.kernel, stage.recorder

@@ -116,6 +116,27 @@ def test_an_image_reaches_no_further_than_what_was_beside_it() -> None:
     assert repaired(text, Repairer(before)).startswith(b"t;bpf_trampoline_6;ffffffffc0001104")
 
 
+def test_an_image_that_comes_and_goes_takes_linear_time() -> None:
+    """Never beside the program above it, or once, or always."""
+    text = b"t;ffffffffc0001200 1"
+    started = time.process_time()
+    for overlap, named in (0, True), (1, True), (3000, False):
+        changes = []
+        for turn in range(3000):
+            now = 100 * turn + 5
+            late = 20 if turn < overlap else 60
+            changes += [
+                load(*IMAGE[:3], now, open_ended=True),
+                *([load(PLACE + 0x100, 64, A, now + 20)] if turn < overlap else []),
+                unload(PLACE, now + 40),
+                *([] if turn < overlap else [load(PLACE + 0x100, 64, A, now + late)]),
+                unload(PLACE + 0x100, now + 80),
+            ]
+        line = repaired(text, Repairer(timeline_of(*changes)))
+        assert line == (b"t;bpf_trampoline_6 1" if named else text)
+    assert time.process_time() - started < 10
+
+
 IMAGE = (PLACE, 4096, "bpf_trampoline_6", 5)
 
 

@@ -316,14 +316,23 @@ def test_no_samples_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stderr == "ksym: there are no samples in it\n"
 
 
-def test_perf_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "end, said",
+    [
+        ("exit 129", "perf script failed (status 129)"),
+        ("[ $1 = version ] || kill -SEGV $$", "perf crashed"),
+    ],
+)
+def test_perf_that_fails(
+    end: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     fake = tmp_path / "perf"
-    fake.write_text("#!/bin/sh\necho no such file >&2\nexit 129\n")
+    fake.write_text(f"#!/bin/sh\necho no such file >&2\n{end}\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
     done = ksym("report", "-i", "nowhere")
     assert done.exit_code == 1
-    assert "perf script failed (status 129)" in done.stderr
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])

@@ -184,6 +184,7 @@ def test_what_the_compiler_says_is_in_the_error_and_not_on_the_terminal(
     [
         ("Unable to find kernel headers. Try", "Failed to compile", "linux-headers-"),
         ("", "Need super-user privileges to run", "CAP_BPF and CAP_PERFMON"),
+        ("", "could not open bpf map: events, error: Cannot allocate memory", "smaller"),
         ("", "Failed to load BPF program b'x': Invalid argument", "Invalid argument"),
     ],
 )

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.cli import cli
+from ksym_plugin.cli import cli, flamegraph
 from ksym_plugin.stacks import folded
 from ksym_plugin.stacks.names import cut, readable
 from ksym_plugin.stacks.svg import Picture, draw
@@ -228,6 +228,13 @@ def test_command_reads_a_file_and_names_it(tmp_path) -> None:
     assert ET.fromstring(done.stdout).get("width") == "900"
     assert ET.fromstring(done.stdout).find(f"{SPACE}title").text == "in.folded"
     assert "a" in named(done.stdout) and "\\xffb" in named(done.stdout)
+
+
+def test_what_has_no_lines_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flamegraph, "_LONGEST", 16)
+    done = run(b"a;b 1\n" + b"x" * 100 + b";y 5\nc;d 2\n" + b"z" * 15 + b"\n", "--format", "svg")
+    assert set(named(done.stdout)) == {"all", "a", "b", "c", "d"}
+    assert done.stderr == "ksym: 2 lines without a stack and a count left out\n"
 
 
 def test_command_for_speedscope() -> None:

@@ -46,6 +46,7 @@ def check(timeline: Timeline, held: list[Held]) -> None:
 
 
 @given(crowds(exact=True))
+@settings(deadline=None)
 def test_who_was_there_is_found_among_many(held: list[Held]) -> None:
     timeline = timeline_of(*changes_of(held))
     check(timeline, held)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-import time
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
-from tests.oracle import procs, rawbpf
+from tests.oracle import procs
 
 _PROFILE = "/usr/sbin/profile-bpfcc"
 _STACKCOUNT = "/usr/sbin/stackcount-bpfcc"
@@ -25,7 +27,7 @@ _ENVIRONMENT = {"KSYM_SOURCE": "perf_event"}
 #: Loads a program at each line of input, and from then on runs that one; it calls a helper,
 #: so that the helper's callers can be counted.
 _WORK = """
-import json, os, select, sys
+import json, os, select, sys, time
 from tests.oracle import programs, rawbpf
 print("{}", flush=True)
 fd = None
@@ -41,7 +43,8 @@ while True:
         fd = fresh
         info = rawbpf.info(fd)
         print(json.dumps([info.starts[0], rawbpf.kallsyms_bpf()[info.starts[0]]]), flush=True)
-    rawbpf.test_run(fd, 2000)
+    rawbpf.test_run(fd, 200)
+    time.sleep(0.01)
 """
 
 
@@ -129,31 +132,55 @@ def test_bcc_s_terms_are_kept_and_later_programs_named(worker):
     assert not any("later_" in line for line in stale)
 
 
-def tool(command, installed):
+class Tool:
     """One of bcc's tools, as root would type it, or with the plugin put in."""
-    prefix = ["-m", "ksym_plugin.bcc"] if installed else ["-W", "ignore"]
-    environment = {**procs.environment(_ENVIRONMENT), "PYTHONPATH": os.environ["PYTHONPATH"]}
-    return subprocess.Popen(
-        [sys.executable, *prefix, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=procs.REPO,
-    )
+
+    def __init__(self, installed, *command):
+        prefix = ["-m", "ksym_plugin.bcc"] if installed else []
+        environment = {**_ENVIRONMENT, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
+        # The compiler says more than a pipe holds, and nobody reads it in time.
+        self._err = tempfile.TemporaryFile("w+")  # noqa: SIM115 - ``end`` closes it
+        self.process = subprocess.Popen(
+            [sys.executable, *prefix, *command],
+            stdout=subprocess.PIPE,
+            stderr=self._err,
+            text=True,
+            env={**procs.environment(environment), "PYTHONPATH": os.environ["PYTHONPATH"]},
+            cwd=procs.REPO,
+        )
+        self._limit = threading.Timer(240, self.process.kill)
+        self._limit.start()
+        self.out = ""
+
+    def read_until(self, text):
+        while text not in self.out:
+            line = self.process.stdout.readline()
+            assert line, self._said()
+            self.out += line
+
+    def end(self):
+        """All it printed."""
+        self.out += self.process.stdout.read()
+        status = self.process.wait(30)
+        self._limit.cancel()
+        said = self._said()
+        self.process.stdout.close()
+        self._err.close()
+        assert status == 0, said
+        return self.out
+
+    def _said(self):
+        self._err.seek(0)
+        return self.out + self._err.read()[-4000:]
 
 
 @pytest.mark.slow
 def test_profile_names_a_program_loaded_after_it_started(worker):
     worker.load("before")
-    command = [_PROFILE, "-K", "-f", "-F", "99", "-p", str(worker.process.pid), "40"]
-    running = tool(command, True)
-    time.sleep(20)
+    tool = Tool(True, _PROFILE, "-K", "-F", "199", "-p", str(worker.process.pid), "12")
+    tool.read_until("Sampling at 199 Hertz")
     _, name = worker.load("meanwhile")
-    out, err = running.communicate(timeout=120)
-    assert running.returncode == 0, err
-    leaves = [line.rpartition(" ")[0].split(";")[-1] for line in out.splitlines()]
-    assert name in leaves, out
+    assert re.search(rf"^ +{name}$", tool.end(), re.MULTILINE), tool.out
 
 
 @pytest.mark.slow
@@ -161,15 +188,7 @@ def test_profile_names_a_program_loaded_after_it_started(worker):
 def test_stackcount_names_a_program_loaded_after_its_first_report(worker, installed):
     """It asks for names every few seconds; bcc's own table is the first report's."""
     _, first = worker.load("before")
-    command = [_STACKCOUNT, "-K", "-i", "5", "-D", "20", "bpf_user_rnd_u32"]
-    running = tool([command[0], *command[1:]], installed)
-    reports = ""
-    while first not in reports:
-        line = running.stdout.readline()
-        assert line, running.stderr.read()
-        reports += line
+    tool = Tool(installed, _STACKCOUNT, "-K", "-i", "4", "-D", "16", "bpf_user_rnd_u32")
+    tool.read_until(first)
     _, later = worker.load("meanwhile")
-    out, err = running.communicate(timeout=120)
-    assert running.returncode == 0, err
-    assert (later in out) == installed, out
-    assert rawbpf.kallsyms_bpf()
+    assert (later in tool.end()) == installed, tool.out

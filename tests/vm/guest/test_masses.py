@@ -27,27 +27,6 @@ SECONDS = 400.0
 pytestmark = pytest.mark.slow
 
 
-class Recording:
-    """A recorder at work in a thread, so that this process knows what it was given."""
-
-    def __init__(self, path: str, **options: int) -> None:
-        self.source = KprobeSource(**options)
-        self.clock = PerfClock()
-        writer = HistoryWriter(path, "kprobe", time.monotonic_ns(), None)
-        self.recorder = Recorder(self.source, writer, self.clock)
-        self.recorder.start()
-        stop, self._stop = os.pipe()
-        self._thread = threading.Thread(target=self.recorder.run, args=(None, stop))
-        self._thread.start()
-
-    def end(self) -> None:
-        os.write(self._stop, b"s")
-        self._thread.join()
-        self.recorder.finish()
-        self.source.close()
-        self.clock.close()
-
-
 def kernel_table(fds: list[int]) -> dict[int, tuple[int, str]]:
     """Start to end and name of these programs, from bpf(2) and kallsyms."""
     names = rawbpf.kallsyms_bpf()
@@ -55,55 +34,76 @@ def kernel_table(fds: list[int]) -> dict[int, tuple[int, str]]:
     return {s: (s + n, names[s]) for info in infos for s, n in zip(info.starts, info.lens)}
 
 
+class Loads(threading.Thread):
+    """Loads and unloads as fast as it can while a recorder is at work, then stops that."""
+
+    def __init__(self, recorder: Recorder, stop: int) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._stopping = stop
+        self.held: list[int] = []
+        self.ended = 0
+        #: CPU seconds of this process in the three seconds after it was all over.
+        self.idle = 0.0
+
+    def run(self) -> None:
+        try:
+            for _ in range(3):
+                fds, _ = burst.load(3_000)
+                burst.unload(fds)
+            self.held, _ = burst.load(1_000)
+            self.ended = time.monotonic_ns()
+            deadline = time.monotonic() + 60
+            while self._recorder.covered < self.ended and time.monotonic() < deadline:
+                time.sleep(0.05)
+            used = time.process_time()
+            time.sleep(3)
+            self.idle = time.process_time() - used
+        finally:
+            os.write(self._stopping, b"s")
+
+
 def test_the_table_is_exact_again_after_losses(tmp_path: Path) -> None:
     burst.allow(20_000)
-    recording = Recording(str(tmp_path / "x.db"), ring_bytes=8 * 4096)
-    recorder = recording.recorder
+    path = str(tmp_path / "x.db")
     began = time.monotonic_ns()
-    for _ in range(3):
-        fds, _ = burst.load(3_000)
-        burst.unload(fds)
-    held, _ = burst.load(1_000)
-    ended = time.monotonic_ns()
-    deadline = time.monotonic() + 60
-    while recorder.covered < ended and time.monotonic() < deadline:
-        time.sleep(0.05)
-    used = time.process_time()
-    time.sleep(3)
-    idle = time.process_time() - used
-    recording.end()
+    source, clock = KprobeSource(ring_bytes=8 * 4096), PerfClock()
+    recorder = Recorder(source, HistoryWriter(path, "kprobe", began, None), clock)
+    recorder.start()
+    stopping, stop = os.pipe()
+    loads = Loads(recorder, stop)
+    loads.start()
+    recorder.run(None, stopping)
+    loads.join()
+    recorder.finish()
+    source.close()
+    clock.close()
     live = {
         life.symbol.start: (life.symbol.end, life.symbol.name) for life in recorder.timeline.live()
     }
-    truth = kernel_table(held)
-    assert recorder.losses > 0
-    assert recorder.covered >= ended, "no resync brought it back to the present"
-    assert {start: live.get(start) for start in truth} == truth
-    standing = rawbpf.kallsyms_bpf()
-    assert {start: name for start, (_, name) in live.items()} == {
-        start: standing[start] for start in live
-    }
-    with History(str(tmp_path / "x.db")) as history:
-        past = history.past(history.boots()[-1])
-        assert past.losses
-        # The loader was at it all the time: nothing may be called certain in a gap.
-        gap = past.losses[0]
-        start = next(iter(truth))
-        said = past.at(start, (gap.since + gap.until) // 2)[1]
-        assert said == GAP or said is LOST
+    truth, standing = kernel_table(loads.held), rawbpf.kallsyms_bpf()
     print(
         f"{recorder.losses} losses, {recorder.resyncs - 1} resyncs in"
-        f" {(ended - began) / 1e9:.1f} s; idle afterwards {idle / 3 * 100:.1f} % of a core"
+        f" {(loads.ended - began) / 1e9:.1f} s; idle afterwards {loads.idle / 3 * 100:.1f} %"
     )
-    assert idle < 0.6
-    burst.unload(held)
+    assert recorder.losses > 0
+    assert recorder.covered >= loads.ended, "no resync brought it back to the present"
+    assert {start: live.get(start) for start in truth} == truth
+    # The probe's own programs are gone by now, with their lines.
+    assert {start: name for start, (_, name) in live.items() if start in standing} == standing
+    assert loads.idle < 0.6
+    with History(path) as history:
+        past = history.past(history.boots()[-1])
+        gap = past.losses[0]
+        said = past.at(next(iter(truth)), (gap.since + gap.until) // 2)[1]
+        assert said == GAP or said is LOST
+    burst.unload(loads.held)
 
 
 def test_a_steady_stream_beside_thousands_costs_little(tmp_path: Path) -> None:
     """100 loads a second with 5,000 programs there, against re-reading kallsyms each time."""
     burst.allow(20_000)
     seconds = 60
-    held, _ = burst.load(5_000)
     history = str(tmp_path / "x.db")
     recorder = procs.start(
         [*CLI, "record", "--source", "kprobe", "-o", history], err=subprocess.PIPE
@@ -111,6 +111,7 @@ def test_a_steady_stream_beside_thousands_costs_little(tmp_path: Path) -> None:
     try:
         assert recorder.stderr is not None
         assert b"recording with kprobe" in procs.read_line(recorder.stderr.fileno(), SECONDS)
+        held, _ = burst.load(5_000)
         before = cpu_of(recorder.pid)
         seen = []
         due = time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -20,6 +19,14 @@ SECONDS = 240.0
 #: So many programs, and ms for each: a second of samples, which is a minute's work to read.
 SMALL = ("--count", "20", "--ms", "50")
 ENOUGH = 0.995
+#: Opens a program by its id (BPF_PROG_GET_FD_BY_ID) and runs it for a second.
+BURN = """
+import struct, sys
+from tests.oracle import rawbpf, runner
+attr = bytearray(144)
+struct.pack_into("=I", attr, 0, int(sys.argv[1]))
+runner.burn(rawbpf._bpf(13, attr), 1_000_000_000)
+"""
 
 
 class Recorded:
@@ -52,18 +59,19 @@ def test_two_processes_through_the_kprobe(tmp_path: Path, clock: str) -> None:
     recorded = Recorded(tmp_path, "kprobe", "--clock", clock)
     before, after = recorded.scores()
     print(f"perf -p, {clock}: alone {before}; with the history {after}")
-    assert before.share_right < 0.15, before
+    assert before.right < before.total / 2, before
     assert_all_right(after)
     assert " 0 losses" in recorded.said
 
 
-def test_two_processes_through_fentry(tmp_path: Path) -> None:
-    assert_all_right(Recorded(tmp_path, "fentry", "--mode", "subprograms").scores()[1])
+def test_subprograms_through_fentry(tmp_path: Path) -> None:
+    options = ("--mode", "subprograms", "--count", "10")
+    assert_all_right(Recorded(tmp_path, "fentry", *options).scores()[1])
 
 
 def test_perf_of_all_tasks_on_programs_that_are_gone(tmp_path: Path) -> None:
     """perf knows of their loads, and yet names none of them where it reads kcore."""
-    recorded = Recorded(tmp_path, "kprobe", "--perf", "all")
+    recorded = Recorded(tmp_path, "kprobe", "--perf", "all", "--count", "8")
     before, after = recorded.scores()
     print(f"perf -a, gone: alone {before}; with the history {after}")
     assert_all_right(after)
@@ -77,17 +85,10 @@ def test_perf_of_all_tasks_on_a_program_that_is_there(tmp_path: Path) -> None:
     fd = programs.plain("still_there", 77, work=1500)
     info = rawbpf.info(fd)
     (start,), (length,), name = info.starts, info.lens, rawbpf.kallsyms_bpf()[info.starts[0]]
-    burn = f"from tests.oracle import runner; runner.burn({fd}, 1_000_000_000)"
-    run = [sys.executable, "-c", burn]
+    run = [sys.executable, "-c", BURN, str(info.id)]
     words = [*CLI, "record", "--source", "kprobe", "-o", history, "--"]
     perf = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "499", "-g", "-a", "-o", data, "--"]
-    child = procs.start([*words, *perf, *run], fds=[fd], err=subprocess.PIPE)
-    try:
-        _, said = child.communicate(timeout=SECONDS)
-    except BaseException:
-        procs.end_group(child)
-        raise
-    assert child.returncode == 0, said
+    procs.run([*words, *perf, *run], SECONDS)
     script = ["perf", "script", "-i", data]
     plain = procs.run(script, SECONDS).out
     handled = procs.run([*script, "-s", HANDLER, "--", "-H", history], SECONDS).out
@@ -129,5 +130,5 @@ def test_others_tools_work_beside_us(tmp_path: Path) -> None:
         _, said = recorder.communicate(timeout=SECONDS)
     assert recorder.returncode == 0, said
     # The tools' own programs came and went while we listened.
-    listed = json.loads(procs.run([*CLI, "show", "-H", history, "--all", "--json"], SECONDS).out)
-    assert any("do_perf_event" in json.dumps(each) for each in listed), listed
+    listed = procs.run([*CLI, "show", "-H", history, "--all", "--json"], SECONDS).out
+    assert "do_perf_event" in listed
