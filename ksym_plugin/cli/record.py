@@ -126,6 +126,9 @@ def _record(
 ) -> int:
     """Record from opening to closing; the exit status."""
     with contextlib.ExitStack() as stack:
+        details = DetailsProcess()
+        stack.callback(details.close)
+        details.wait()
         source, attempts = open_source(source_name)
         stack.callback(source.close)
         if source.fileno() >= 0:
@@ -135,8 +138,6 @@ def _record(
         stack.callback(clock.close)
         is_new = not os.path.exists(output)
         writer = HistoryWriter(output, source.name, started, kernel_text.start())
-        details = DetailsProcess()
-        stack.callback(details.close)
         recorder = Recorder(source, writer, clock, details)
         try:
             recorder.start()
