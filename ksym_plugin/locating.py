@@ -7,13 +7,14 @@ the byte before.
 
 from __future__ import annotations
 
-from ksym_plugin.symbols import BPF_PROG, BPF_TRAMPOLINE, Frame
+from ksym_plugin.symbols import BPF_PROG, BPF_TRAMPOLINE, KERNEL, Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Protocol
 
+    from ksym_plugin.elf_lines import ImageLines
     from ksym_plugin.line_table import Line
     from ksym_plugin.symbols import Lifetime, Reason
     from ksym_plugin.timeline import Answer
@@ -31,11 +32,15 @@ if TYPE_CHECKING:
 
 
 class Locator:
-    """Adds lines to the BPF frames that a Resolver has made of the same ``past``."""
+    """Adds lines to the frames that a Resolver has made of the same ``past``.
 
-    def __init__(self, past: Past, lines: Lines) -> None:
+    ``image`` knows the lines of the kernel image, or is None.
+    """
+
+    def __init__(self, past: Past, lines: Lines, image: ImageLines | None = None) -> None:
         self._past = past
         self._lines = lines
+        self._image = image
 
     def locate(
         self, frames: Sequence[Frame | Reason], time_ns: int, first_is_leaf: bool = True
@@ -50,12 +55,18 @@ class Locator:
             if frame.kind == BPF_TRAMPOLINE:
                 lifetime = self._past.at(frame.address, time_ns)[0]
                 frame.traced = None if lifetime is None else self._lines.traced(lifetime)
-            elif frame.kind == BPF_PROG and frame.file is None:
+            elif frame.kind in (BPF_PROG, KERNEL):
                 back = 0 if first_is_leaf and depth == 0 else 1
                 self._fill(frame, max(frame.offset - back, 0), time_ns)
 
     def _fill(self, frame: Frame, offset: int, time_ns: int) -> None:
-        lifetime = self._past.at(frame.address, time_ns)[0]
-        found = None if lifetime is None else self._lines.line(lifetime, offset)
+        found = None
+        if frame.kind == BPF_PROG:
+            lifetime = self._past.at(frame.address, time_ns)[0]
+            found = None if lifetime is None else self._lines.line(lifetime, offset)
+        elif self._image is not None:
+            found = self._image.line(frame.address - frame.offset + offset)
+        # Frames of static tables are shared: a leaf here may have been a caller before.
+        frame.file = frame.line = frame.text = None
         if found is not None:
-            frame.file, frame.line, frame.text = found.file, found.line, found.text
+            frame.file, frame.line, frame.text = found.file, found.line, found.text or None

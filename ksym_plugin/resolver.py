@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Final, Protocol
 
-    from ksym_plugin.kallsyms import Kallsyms
     from ksym_plugin.symbols import Lifetime
     from ksym_plugin.timeline import Answer
 
@@ -35,6 +34,12 @@ if TYPE_CHECKING:
         @property
         def extent(self) -> int: ...
         def at(self, address: int, time_ns: int, /) -> Answer: ...
+
+    class Statics(Protocol):
+        """What does not change: a Kallsyms, or an elf.Image in front of one."""
+
+        def find(self, address: int, /) -> Symbol | Reason: ...
+        def is_kernel(self, address: int, /) -> bool: ...
 
 
 #: The lowest of perf's context markers (PERF_CONTEXT_MAX in linux/perf_event.h).
@@ -50,7 +55,7 @@ class Resolver:
     ``past`` and ``kallsyms`` may each be missing; with neither, nothing has a name.
     """
 
-    def __init__(self, past: Past | None = None, kallsyms: Kallsyms | None = None) -> None:
+    def __init__(self, past: Past | None = None, kallsyms: Statics | None = None) -> None:
         self._past = past
         self._kallsyms = kallsyms
         self._fixed: dict[int, Frame | Reason] = {}

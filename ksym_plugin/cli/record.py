@@ -138,6 +138,9 @@ def _record(
 ) -> int:
     """Record into ``output``, from its opening to its closing; the exit status."""
     with contextlib.ExitStack() as stack:
+        details = DetailsProcess()
+        stack.callback(details.close)
+        details.wait()
         if stats:
             _measure(source)
         if source.fileno() >= 0:
@@ -147,8 +150,6 @@ def _record(
         stack.callback(clock.close)
         is_new = not os.path.exists(output)
         writer = HistoryWriter(output, source.name, started, kernel_text.start())
-        details = DetailsProcess()
-        stack.callback(details.close)
         recorder = Recorder(source, writer, clock, details)
         try:
             recorder.start()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import string
 import time
 
 import click
 
-from ksym_plugin.cli import live, lookup, options
+from ksym_plugin.cli import image, live, lookup, options
 from ksym_plugin.cli.output import hexadecimal, say, write_json, write_lines
 from ksym_plugin.cli.times import Dial
 from ksym_plugin.errors import KsymError
@@ -22,8 +23,14 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from ksym_plugin.history import Past
+    from ksym_plugin.history_programs import Programs
+    from ksym_plugin.kallsyms import Kallsyms
     from ksym_plugin.symbols import Reason
+    from ksym_plugin.timeline import Timeline
 
+_UNRECORDED: Final = (
+    "BPF symbols have no names here: there is no history of that time (see ksym record)"
+)
 _DIGITS: Final = frozenset(string.hexdigits)
 
 
@@ -36,6 +43,8 @@ _DIGITS: Final = frozenset(string.hexdigits)
 @options.at
 @options.clock
 @click.option("--chain", is_flag=True, help="They are one call chain, the leaf first.")
+@image.vmlinux
+@image.lines
 @options.as_json
 @click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 def command(
@@ -43,6 +52,8 @@ def command(
     at: int | None,
     clock: str | None,
     chain: bool,
+    vmlinux: str | None,
+    with_lines: bool,
     as_json: bool,
     addresses: tuple[str, ...],
 ) -> None:
@@ -52,19 +63,23 @@ def command(
     system answers. BPF programs that were compiled with -g come with the source line of
     the instruction; in a chain, callers with that of the call.
     """
-    with lookup.past(history) as known:
+    with lookup.past(history) as known, contextlib.ExitStack() as stack:
+        past: Past | live.Unrecorded | Timeline | None
+        programs: Programs | live.Lines = live.Lines()
         if known is not None:
-            resolver, time_ns = _recorded(known, at, clock)
-            locator = Locator(known, known.programs)
+            time_ns, statics = _recorded(known, at, clock, vmlinux is not None)
+            past, programs = known, known.programs
         elif at is not None:
-            resolver, time_ns = _unrecorded()
-            locator = None
+            say(_UNRECORDED)
+            time_ns, statics = 0, live.kallsyms(needed=True)
+            past = live.Unrecorded()
         else:
             statics = live.kallsyms(needed=True)
-            table = live.timeline()
-            resolver = Resolver(table, statics)
-            locator = None if table is None else Locator(table, live.Lines())
+            past = live.timeline()
             time_ns = time.monotonic_ns()
+        kernel, lines = image.opened(vmlinux, with_lines, known, statics, stack)
+        resolver = Resolver(past, kernel or statics)
+        locator = Locator(past or live.Unrecorded(), programs, lines)
         # One call an address: stdin may hold any number, and is answered as it comes.
         found = (
             (address, _located(resolver, locator, address, time_ns, chain and depth > 0))
@@ -77,30 +92,26 @@ def command(
 
 
 def _located(
-    resolver: Resolver, locator: Locator | None, address: int, time_ns: int, is_caller: bool
+    resolver: Resolver, locator: Locator, address: int, time_ns: int, is_caller: bool
 ) -> Frame | Reason:
     frame = resolver.resolve(address, time_ns)
-    if locator is not None:
-        locator.locate([frame], time_ns, not is_caller)
+    locator.locate([frame], time_ns, not is_caller)
     return frame
 
 
-def _recorded(known: Past, at: int | None, clock: str | None) -> tuple[Resolver, int]:
-    """Names from a history; the static ones only if they are of the same boot."""
+def _recorded(
+    known: Past, at: int | None, clock: str | None, has_image: bool
+) -> tuple[int, Kallsyms | None]:
+    """The time, and the static names if they are of the same boot."""
     time_ns = lookup.moment(known, at, clock)
     if at is None:
         dial = Dial(known.clock_map(), clock)
         say(f"as of {dial.text(time_ns)} on the {dial.clock} clock, the end of the history")
     if lookup.is_of_this_boot(known):
-        return Resolver(known, live.kallsyms(needed=False)), time_ns
-    say(f"only BPF symbols have names here: the history is of {describe(known.boot)}")
-    return Resolver(known, None), time_ns
-
-
-def _unrecorded() -> tuple[Resolver, int]:
-    """Names at a time that nobody recorded: the kernel's own stay, BPF's are not known."""
-    say("BPF symbols have no names here: there is no history of that time (see ksym record)")
-    return Resolver(live.Unrecorded(), live.kallsyms(needed=True)), 0
+        return time_ns, live.kallsyms(needed=False)
+    if not has_image:
+        say(f"only BPF symbols have names here: the history is of {describe(known.boot)}")
+    return time_ns, None
 
 
 def _addresses(words: tuple[str, ...]) -> Iterator[int]:
@@ -125,7 +136,8 @@ def _line(address: int, frame: Frame | Reason) -> str:
         return f"{hexadecimal(address)}  [unknown]  {frame.text}"
     module = f" ({frame.module})" if frame.module else ""
     certainty = "" if frame.certainty == EXACT else f"  {frame.certainty}"
-    place = "" if frame.line is None else f"  {frame.file}:{frame.line}: {frame.text}"
+    text = "" if frame.text is None else f": {frame.text}"
+    place = "" if frame.line is None else f"  {frame.file}:{frame.line}{text}"
     if frame.traced is not None:
         place = f"  traces {frame.traced}"
     return f"{hexadecimal(address)}  {frame.name}+{frame.offset:#x}{module}{certainty}{place}"

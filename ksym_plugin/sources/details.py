@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: How long the rest may take at the end, in seconds.
 _LAST_WAIT: Final = 2.0
+#: How long to wait for the process to listen: an interpreter starts in a tenth of that.
+_FIRST_WAIT: Final = 1.0
 _SHUT_WR: Final = 1
 _CHUNK: Final = 1 << 16
 _CHILD: Final = (
@@ -37,6 +39,8 @@ class DetailsProcess:
         self.notes: list[str] = []
         self._data = b""
         self._cpu = 0.0
+        self._listens = False
+        self._early: list[ProgramDetails] = []
         # Here, so that who never records does not pay for them.
         import socket
         import subprocess
@@ -61,6 +65,17 @@ class DetailsProcess:
         """Readable when something has come; -1 when nothing will any more."""
         return self._pipe.fileno()
 
+    def wait(self, seconds: float = _FIRST_WAIT) -> None:
+        """Until no new program is missed any more; not longer than that, come what may."""
+        give_up = time.monotonic() + seconds
+        early: list[ProgramDetails] = []
+        while not self._listens and self._pipe.fileno() >= 0:
+            left = give_up - time.monotonic()
+            if left <= 0 or not select.select([self._pipe], [], [], left)[0]:
+                break
+            early += self.read()
+        self._early = early
+
     def read(self) -> list[ProgramDetails]:
         """What has come since the last call; never waits."""
         while self._pipe.fileno() >= 0:
@@ -74,7 +89,8 @@ class DetailsProcess:
                 self._pipe.close()
                 break
             self._data += data
-        return self._messages()
+        early, self._early = self._early, []
+        return early + self._messages()
 
     def finish(self) -> list[ProgramDetails]:
         """What the process still has, which then ends."""
@@ -120,7 +136,9 @@ class DetailsProcess:
                 break
             message = marshal.loads(self._data[at + LENGTH.size : end])  # noqa: S302 - our own
             at = end
-            if isinstance(message, list):
+            if message is True:
+                self._listens = True
+            elif isinstance(message, list):
                 found.append(self._details(message))
             elif isinstance(message, str):
                 self.notes.append(f"there will be no source lines of BPF programs: {message}")

@@ -36,7 +36,7 @@ _RING_BYTES: Final = 64 * 1024
 _TICK_MS: Final = 1000
 #: How often ids are looked through where the kernel does not announce programs.
 _POLL_MS: Final = 50
-_MOST_NICE: Final = -20
+_LOWEST_REALTIME: Final = 1
 #: With so many bytes waiting for the recorder, programs that were there before wait too.
 _MOST_UNSENT: Final = 1 << 20
 _FLAGS: Final = syscalls.BPF_EVENT | syscalls.WATERMARK
@@ -44,8 +44,6 @@ _FLAGS: Final = syscalls.BPF_EVENT | syscalls.WATERMARK
 
 def main(fd: int) -> None:
     """Send ProgramDetails over the socket ``fd`` until its other end is shut down."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _MOST_NICE)
     # Who records may have been started from a terminal, and is who gets its signals.
     with socket.socket(fileno=fd) as pipe, contextlib.suppress(BrokenPipeError, ConnectionError):
         try:
@@ -56,8 +54,8 @@ def main(fd: int) -> None:
 
 
 def message(content: str | float | list[Any]) -> bytes:
-    """What is known of a program, as ProgramDetails has it; why there will be nothing; or,
-    at the end, how many seconds of CPU it has taken."""
+    """What is known of a program, as ProgramDetails has it; why there will be nothing; True
+    at the beginning; or, at the end, how many seconds of CPU it has taken."""
     data = marshal.dumps(content)
     return LENGTH.pack(len(data)) + data
 
@@ -82,7 +80,13 @@ class Watch:
 
     def run(self) -> None:
         """Until the other end asks for the rest."""
+        self._send(message(True))
+        prompt = False
         while not self._is_over():
+            if not self._backlog and not prompt:
+                # Not before: what was there already has time, and is much work.
+                prompt = True
+                _be_prompt()
             self._look()
             if self._unsent:
                 self._send(b"")
@@ -175,6 +179,12 @@ class Watch:
                     fd = syscalls.perf_event_open(_attr(), -1, cpu)
                     self._rings[cpu] = Ring(fd, cpu, False, _RING_BYTES)
                     self._poller.register(fd, select.POLLIN)
+
+
+def _be_prompt() -> None:
+    """Have the scheduler run this process as soon as it wakes, if that is allowed."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_LOWEST_REALTIME))
 
 
 def _attr() -> bytes:

@@ -56,6 +56,19 @@ send(pipe, 0.25)
     )
 
 
+def test_waiting_ends_when_it_listens_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = f"{SENDS}\nsend(pipe, fields(1, ''))\nsend(pipe, True)\npipe.recv(1)"
+    monkeypatch.setattr(details, "_CHILD", child)
+    process = DetailsProcess()
+    process.wait(30)
+    assert [known.id for known in process.read()] == [1]
+    process.finish()
+    monkeypatch.setattr(details, "_CHILD", "")
+    process = DetailsProcess()
+    process.wait(30)
+    assert process.finish() == []
+
+
 def test_a_child_that_may_not_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(details, "_CHILD", SENDS + "send(pipe, 'bpf(2) fails')")
     process = DetailsProcess()
