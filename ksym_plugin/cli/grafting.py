@@ -172,8 +172,13 @@ def _exactly(
     say(pyspy_graft.run_line(dating, files.session.rate))
     say(grafted.tally.line())
     say(pyspy_graft.verdict_line(verdict, force))
+    if log.errors:
+        say(
+            f"py-spy failed at {plural(log.errors, 'sample')}, nobody knows which: frames are"
+            " given only where it makes no difference"
+        )
     if dating.misfits:
-        say(f"{plural(len(dating.misfits), 'thread')} do not fit py-spy's log and count as unknown")
+        say(f"{plural(len(dating.misfits), 'thread')} unknown: samples and log do not fit")
     return grafted
 
 
@@ -227,7 +232,7 @@ def _refuse(log: Log) -> None:
             "record with: RUST_LOG=py_spy=info,remoteprocess=debug py-spy record"
             " -f speedscope --idle --threads … 2> LOG, and give --pyspy-log LOG",
         )
-    if log.errors:
+    if (log.errors or 0) > pyspy_match.MOST_SLACK:
         raise KsymError(
             f"py-spy failed at {log.errors} samples, so that the order of the others tells no time",
             "record again at a lower --rate, or, where threads come and go, with --nonblocking",

@@ -142,6 +142,8 @@ def record(  # noqa: PLR0917 - click passes them by name
             if release >= 0:
                 os.write(release, b"x")
             samplers.start_py_spy(is_starting=release >= 0)
+            if release >= 0:
+                _tell_of_perf_support(sampling.python_of(pid))
             say(f"sampling process {pid}{f' for {duration:g} s' if duration else ''}")
             samplers.run(duration)
             if release >= 0:

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 #: Neighbours further apart than so many mean intervals say nothing of what is between.
 FARTHEST: Final = 4
 #: Rounds without a sample: py-spy is ended in one, and stops threads that just begin or are
-#: done. So many at the end are normal; where others are is not known, and too many of those
-#: leave nothing to go by. A process that exits is stopped after its interpreter is gone.
+#: done, and fails. So many at the end are normal; where others are is not known, and too many
+#: of those leave nothing to go by. A process that exits is stopped after its interpreter is
+#: gone.
 _AT_THE_END: Final = 3
-_MOST_SLACK: Final = 10
+MOST_SLACK: Final = 10
 #: A share of samples in threads that do not fit the log, above which nothing is believed.
 _MOST_MISFIT: Final = 0.5
 #: What predicts well enough (measured: where the leaves were right, all of it did).
@@ -107,7 +108,8 @@ def date(
         if len(rounds) > longest:
             longest = len(rounds)
             _measure(dating, rounds)
-        _date_process(dating, threads, rounds, shift, outer, log.exited and has_idle)
+        exited = log.exited and has_idle
+        _date_process(dating, threads, rounds, shift, outer, exited, log.errors or 0)
     _require_fit(dating, profile, outer)
     return dating
 
@@ -126,6 +128,7 @@ def _date_process(
     shift: int,
     outer: Mapping[int, int],
     exited: bool,
+    errors: int,
 ) -> None:
     times: dict[int, list[int]] = {}
     for round in rounds:
@@ -139,11 +142,12 @@ def _date_process(
     common = max(0, min((extra for tid, extra in extras.items() if tid in last), default=0))
     if not exited:
         common = min(common, _AT_THE_END)
+    common = max(0, common - errors)
     for thread in threads:
         tid = outer.get(thread.tid, thread.tid)
         extra = extras[tid]
         slack = extra - common if tid in last else extra
-        if extra < 0 or slack > _MOST_SLACK or not thread.in_order:
+        if extra < 0 or slack > MOST_SLACK or not thread.in_order:
             dating.misfits.add(tid)
             continue
         kept = times.get(tid, [])[: len(samples[tid]) + slack]

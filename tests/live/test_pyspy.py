@@ -150,17 +150,15 @@ def test_a_process_that_ends_first_ends_the_recording(tmp_path: Path) -> None:
     assert sum(counts(tmp_path).values()) > 50
 
 
-def test_threads_that_come_and_go_are_right_or_refused(tmp_path: Path) -> None:
+def test_threads_that_come_and_go_are_right_or_unknown(tmp_path: Path) -> None:
     keep = tmp_path / "kept"
     command = phases(tmp_path / "truth.json", 60, 5, "--churn")
-    done = record(tmp_path, "--keep", str(keep), "--", *command, status=None)
-    if done.status:  # A thread that goes while py-spy stops it is an error of py-spy's.
-        assert "py-spy failed at" in done.err
-        return
+    record(tmp_path, "--keep", str(keep), "--", *command)
     shutil.copy(tmp_path / "truth.json", keep)
     perf_text(keep)
     score, _ = spied.score(keep)
-    assert score.right >= 0.99 * score.given > 100
+    assert score.samples > 500
+    assert score.right >= 0.99 * score.given
 
 
 def test_native_frames_stand_between(tmp_path: Path) -> None:

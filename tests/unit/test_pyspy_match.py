@@ -177,6 +177,14 @@ def test_more_than_can_be_cut_off_at_the_end_may_be_missing_anywhere() -> None:
     assert dating.threads[1].times == [0, 10, 20, 30, 40, 50]
 
 
+def test_rounds_that_failed_may_be_any() -> None:
+    log = log_of([(10 * at, [1]) for at in range(8)], [1])
+    log.errors = 2
+    dating = pyspy_match.date(profile_of({1: 5}), log, 0, {})
+    assert dating.threads[1].slack == 2
+    assert dating.threads[1].times == [0, 10, 20, 30, 40, 50, 60]
+
+
 def test_a_process_that_exits_is_stopped_to_no_effect_at_its_end() -> None:
     log = log_of([(10 * at, [1, 2] if at < 9 else [1]) for at in range(40)], [1])
     log.exited = True
