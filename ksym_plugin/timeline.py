@@ -233,14 +233,18 @@ class Timeline:
 
     def _settle(self, best: Lifetime | None, rivals: list[Lifetime], time: int) -> Answer:
         """Decide between the symbol that was there and those that may have come already."""
-        gone = best is None or (
-            best.unloaded_latest is not None and time - best.unloaded_latest > _GRACE_SPAN
-        )
-        candidates = rivals if best is None or gone else [best, *rivals]
+        candidates = [
+            one
+            for one in (rivals if best is None else [best, *rivals])
+            if one.unloaded_latest is None or time - one.unloaded_latest <= _GRACE_SPAN
+        ]
         names = {(lifetime.symbol.start, lifetime.symbol.name) for lifetime in candidates}
         if len(names) > 1:
             return None, AMBIGUOUS
-        return self._judge(candidates[0], time)
+        if not candidates:
+            return self._miss(True, time)
+        # All of one name: the one that lasts longest says how certain it is.
+        return self._judge(max(candidates, key=_last_seen), time)
 
     def _with_open_ended(
         self, address: int, time: int, best: Lifetime | None, rivals: list[Lifetime]
@@ -317,6 +321,12 @@ def _possible(following: list[Lifetime], address: int, time: int) -> list[Lifeti
         if lifetime.loaded_earliest <= time
         and lifetime.symbol.start <= address < lifetime.symbol.end
     ]
+
+
+def _last_seen(lifetime: Lifetime) -> float:
+    """When a lifetime ended, for comparisons."""
+    until = lifetime.unloaded_latest
+    return float("inf") if until is None else until
 
 
 def _loaded_after(one: Lifetime, other: Lifetime) -> bool:

@@ -148,3 +148,16 @@ def test_gaps_equal_a_set_of_instants(gaps: list[tuple[int, int]], since: int, l
     lost = {time for start, span in gaps for time in range(start, start + span + 1)}
     expected = not lost.isdisjoint(range(since, since + length + 1))
     assert timeline.lost_between(since, since + length) == expected
+
+
+def test_one_that_left_long_ago_does_not_speak_for_its_namesake() -> None:
+    """Two tied ones are long gone; a third of the same name and start may have come since."""
+    window, late = (0, 122), (123, 6_000_000_425)
+    timeline = timeline_of(
+        load(BASE, 0x300, A, window),
+        unload(BASE, window, A),
+        load(BASE + 0x7C, 4, A, window),
+        unload(BASE + 0x7C, window, A),
+        load(BASE + 0x7C, 200, A, late),
+    )
+    assert told(timeline.at(BASE + 0x7C, 3_000_000_123)) == f"{A} {EXACT}"
