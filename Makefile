@@ -30,6 +30,7 @@ format: setup ## let ruff mend what it can
 	@$(PYTHON) -m ruff format .
 
 unit: setup ## unit tests on every Python from 3.9 to 3.13 that is here, with coverage
+	@scripts/setup browser
 	@scripts/unit
 
 live: setup ## live tests against this kernel (root; says what it skips and why)

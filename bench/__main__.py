@@ -24,6 +24,8 @@ SUBJECTS = {
     "live": "recorder, live",
     "imports": "handler: start",
     "handler": "handler, embedded in perf",
+    "svg": "flame graphs",
+    "probe": "the probe in the kernel",
 }
 
 

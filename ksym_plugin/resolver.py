@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Final, Protocol
 
+    from ksym_plugin.symbols import Lifetime
     from ksym_plugin.timeline import Answer
 
     class Past(Protocol):
@@ -90,7 +91,7 @@ class Resolver:
         if self._past is not None:
             lifetime, said = self._past.at(address, time_ns)
             if lifetime is not None:
-                return _frame(address, lifetime.symbol, str(said))
+                return _frame(address, lifetime.symbol, str(said), lifetime)
             verdict = said if isinstance(said, Reason) else verdict
         if verdict is AMBIGUOUS or self._kallsyms is None:
             return verdict
@@ -111,7 +112,13 @@ class Resolver:
         return verdict
 
 
-def _frame(address: int, symbol: Symbol, certainty: str) -> Frame:
+def _frame(address: int, symbol: Symbol, certainty: str, lifetime: Lifetime | None = None) -> Frame:
     return Frame(
-        address, symbol.name, address - symbol.start, symbol.module, symbol.kind, certainty
+        address,
+        symbol.name,
+        address - symbol.start,
+        symbol.module,
+        symbol.kind,
+        certainty,
+        lifetime,
     )

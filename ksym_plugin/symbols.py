@@ -200,7 +200,8 @@ class Frame:
     ``offset`` is ``address - symbol.start``; ``module`` is ``[bpf]``, a module's name,
     or None for the core image; ``certainty`` is EXACT, GRACE or GAP. ``file``, ``line``
     and ``text``, the source line itself, are None unless they were asked for and are known;
-    so is ``traced``, the kernel function that a trampoline belongs to.
+    so is ``traced``, the kernel function that a trampoline belongs to. ``lifetime`` is that
+    of a symbol which comes and goes.
     """
 
     __slots__ = (
@@ -208,6 +209,7 @@ class Frame:
         "certainty",
         "file",
         "kind",
+        "lifetime",
         "line",
         "module",
         "name",
@@ -217,7 +219,14 @@ class Frame:
     )
 
     def __init__(
-        self, address: int, name: str, offset: int, module: str | None, kind: str, certainty: str
+        self,
+        address: int,
+        name: str,
+        offset: int,
+        module: str | None,
+        kind: str,
+        certainty: str,
+        lifetime: Lifetime | None = None,
     ) -> None:
         self.file: str | None = None
         self.line: int | None = None
@@ -229,6 +238,7 @@ class Frame:
         self.module = module
         self.kind = kind
         self.certainty = certainty
+        self.lifetime = lifetime
 
     def __repr__(self) -> str:
         return f"Frame({self.address:#x} {self.name}+{self.offset:#x} {self.certainty})"

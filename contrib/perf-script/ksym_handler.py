@@ -2,10 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Name every kernel frame of a perf.data as it was when it was sampled.
 
-    perf script -s ksym_handler.py -- [-H HISTORY] [--clock CLOCK] [--format text|folded]
+    perf script -s ksym_handler.py -- [-H HISTORY] [--clock CLOCK] [--format FORMAT]
+
+Formats are text, folded, svg, speedscope, and report.
 
 ``ksym record`` writes the history. This file only finds the ksym_plugin package and
-hands perf's events to it: see ksym_plugin/perf/handler.py.
+hands perf's events to it: see ksym_plugin/perf/handler.py. A perf that starts scripts as
+programs runs it too, and without a perf that has Python it reads perf script's text:
+
+    perf script | ksym_handler.py [OPTIONS]
 """
 
 import os

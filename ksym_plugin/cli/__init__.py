@@ -14,7 +14,17 @@ import sys
 import click
 
 import ksym_plugin
-from ksym_plugin.cli import doctor, record, resolve, script, show
+from ksym_plugin.cli import (
+    annotate,
+    doctor,
+    flamegraph,
+    fold,
+    record,
+    report,
+    resolve,
+    script,
+    show,
+)
 from ksym_plugin.cli.output import Failure
 from ksym_plugin.errors import KsymError
 
@@ -26,7 +36,10 @@ if TYPE_CHECKING:
 _SECTIONS: Final = (
     ("Record", (doctor.command, record.command)),
     ("Look back", (show.command, resolve.command)),
-    ("Name a profile", (script.command,)),
+    (
+        "Profile",
+        (script.command, report.command, annotate.command, fold.command, flamegraph.command),
+    ),
 )
 #: What a shell reports for a process that died of SIGPIPE, and of SIGINT.
 _BROKEN_PIPE: Final = 141

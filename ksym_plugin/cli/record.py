@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import subprocess
 import time
@@ -12,12 +11,13 @@ import time
 import click
 
 from ksym_plugin import histories, kernel_text
+from ksym_plugin.cli import costs
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.cli.stopping import Signals, is_foreground
 from ksym_plugin.cli.times import SECOND, size, span
 from ksym_plugin.cli.urgency import be_prompt
 from ksym_plugin.clocks import PerfClock
-from ksym_plugin.errors import KsymError
+from ksym_plugin.errors import KsymError, SourceError
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources import AUTO, names, open_source
@@ -91,8 +91,6 @@ def command(
     retention = Retention(max_age, max_size)
     with Signals() as signals:
         status = _record(output, source, seconds, retention, command, signals, stats)
-    if stats:
-        say(_cost(output))
     ctx.exit(status)
 
 
@@ -131,6 +129,8 @@ def _record(
         details.wait()
         source, attempts = open_source(source_name)
         stack.callback(source.close)
+        if stats:
+            _measure(source)
         if source.fileno() >= 0:
             be_prompt()
         started = time.monotonic_ns()
@@ -161,8 +161,17 @@ def _record(
         for note in details.notes:
             say(note)
         if stats:
+            for line in costs.lines(source, recorder, output):
+                say(line)
             say(details.summary())
         return status
+
+
+def _measure(source: Source) -> None:
+    try:
+        source.measure()
+    except SourceError as error:
+        say(str(error))
 
 
 def _announce(output: str, source: Source, attempts: list[Attempt], clock: PerfClock) -> None:
@@ -264,10 +273,3 @@ def _summary(recorder: Recorder, changes: int, output: str) -> str:
         )
     )
     return f"{counts}; {plural(len(programs), 'program')} live at the end; kept in {output}"
-
-
-def _cost(output: str) -> str:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = used.ru_utime + used.ru_stime
-    kept = os.path.getsize(output)
-    return f"{cpu:.2f} s of CPU, {used.ru_maxrss / 1024:.0f} MB of memory, {kept} bytes kept"

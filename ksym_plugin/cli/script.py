@@ -53,7 +53,7 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     name="script",
     cls=Passing,
     short_help="perf script, with every kernel frame named.",
-    epilog="Example: ksym script --format folded | flamegraph.pl > flames.svg",
+    epilog="Example: ksym script --format svg > flames.svg",
     options_metavar="[OPTIONS]",
 )
 @click.option(
@@ -63,10 +63,10 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "folded"]),
+    type=click.Choice(["text", "folded", "svg", "speedscope"]),
     default="text",
     show_default=True,
-    help="perf script's text, or one line a stack for flame graphs.",
+    help="perf script's text, one line a stack, a flame graph, or a file for speedscope.",
 )
 @click.option(
     "--clock",
@@ -86,6 +86,24 @@ def command(
     Runs perf script on its own handler; further options go to perf script, and its exit
     status is passed on. The history may also lie beside the perf.data.
     """
+    call, environment = handled(data, history, form, clock, perf_options)
+    sys.stdout.flush()
+    # Python ignores it, and what is ignored stays so across exec.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.execvpe("perf", call, environment)  # noqa: S606
+
+
+def handled(
+    data: str | None,
+    history: str | None,
+    form: str,
+    clock: str | None,
+    perf_options: tuple[str, ...],
+) -> tuple[list[str], dict[str, str]]:
+    """The call of perf script on its own handler, and its environment.
+
+    KsymError if perf cannot run it.
+    """
     package = package_folder()
     call = ["perf", "script", *(("-i", data) if data else ()), "-s", handler(package)]
     call += [*perf_options, "--", "--format", form]
@@ -95,10 +113,7 @@ def command(
     if clock is not None:
         call += ["--clock", clock]
     require_python()
-    sys.stdout.flush()
-    # Python ignores it, and what is ignored stays so across exec.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    os.execvpe("perf", call, {**os.environ, PACKAGE: package})  # noqa: S606
+    return call, {**os.environ, PACKAGE: package}
 
 
 def package_folder() -> str:

@@ -43,7 +43,7 @@ _MOST: Final = 1 << 20
 class Recorded:
     """The kernel behind a perf.data; what the file does not say is None."""
 
-    __slots__ = ("build_id", "host", "release", "text_start", "width")
+    __slots__ = ("attrs", "build_id", "host", "release", "text_start", "width")
 
     def __init__(self) -> None:
         self.build_id: str | None = None
@@ -53,6 +53,8 @@ class Recorded:
         self.text_start: int | None = None
         #: How long the longest name of an event is, which perf aligns the names to.
         self.width = 0
+        #: The raw perf_event_attr of each event, by name.
+        self.attrs: dict[str, bytes] = {}
 
 
 def read(path: str | None) -> Recorded:
@@ -92,7 +94,7 @@ def _read_header(file: BinaryIO, recorded: Recorded) -> None:
         elif feature == _OSRELEASE:
             recorded.release = _string(content)
         else:
-            recorded.width = _longest_name(content)
+            _read_events(content, recorded)
 
 
 def _string(content: bytes) -> str | None:
@@ -100,16 +102,21 @@ def _string(content: bytes) -> str | None:
     return content[4:].partition(b"\0")[0].decode("utf-8", "replace") or None
 
 
-def _longest_name(content: bytes) -> int:
-    """Of an event: their number and their attr's size, then attr, number of ids, name, ids."""
+def _read_events(content: bytes, recorded: Recorded) -> None:
+    """Of events: their number and their attr's size, then each attr, number of ids, name, ids."""
     count, attr_size = _PAIR.unpack_from(content)
-    at, longest = _PAIR.size, 0
+    at = _PAIR.size
+    attrs: dict[str, bytes] = {}
+    longest = 0
     for _ in range(count):
         ids, size = _PAIR.unpack_from(content, at + attr_size)
+        attr = content[at : at + attr_size]
         at += attr_size + _PAIR.size
-        longest = max(longest, len(content[at : at + size].partition(b"\0")[0]))
+        name = content[at : at + size].partition(b"\0")[0]
+        longest = max(longest, len(name))
+        attrs[name.decode("utf-8", "replace")] = attr
         at += size + 8 * ids
-    return longest
+    recorded.width, recorded.attrs = longest, attrs
 
 
 def _read_kernel_map(records: bytes, recorded: Recorded) -> None:

@@ -19,10 +19,17 @@ from ksym_plugin.errors import KsymError
 from ksym_plugin.history import History
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.perf import data
-from ksym_plugin.perf.naming import Tally, clean, decide, is_core, spelled
+from ksym_plugin.perf.naming import Repeated, Tally, clean, decide, is_core, spelled
 from ksym_plugin.perf.output import FoldedOutput, TextOutput, say
 from ksym_plugin.resolver import FIRST_MARKER, Resolver
-from ksym_plugin.symbols import BPF_MODULE, OUTSIDE_HISTORY, UNKNOWN_ADDRESS, Frame, Reason
+from ksym_plugin.symbols import (
+    BPF_MODULE,
+    EXACT,
+    OUTSIDE_HISTORY,
+    UNKNOWN_ADDRESS,
+    Frame,
+    Reason,
+)
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -31,6 +38,8 @@ if TYPE_CHECKING:
 
     from ksym_plugin.clocks import ClockMap
     from ksym_plugin.history import Past
+    from ksym_plugin.perf.output import Output
+    from ksym_plugin.perf.renaming import Renamer
     from ksym_plugin.timeline import Answer
 
 _KERNEL_HALF: Final = 1 << 63
@@ -39,22 +48,29 @@ _GUEST: Final = "[guest."
 _OUTSIDE: Final = -1
 #: perf's time of a sample that has none is 0 or all ones, by its version.
 _NO_TIME: Final = 1 << 63
+FORMATS: Final = ("text", "folded", "svg", "speedscope", "report")
 #: Built into perf's own interpreter and no other.
 _PERF_MODULE: Final = "perf_trace_context"
 
 
 class Options:
-    """What stands after the script's name: ``-H FILE``, ``--clock``, ``--format``."""
+    """What stands after the script's name: ``-H FILE``, ``--clock``, ``--format``.
 
-    __slots__ = ("clock", "format", "history")
+    ``input`` is the perf.data that a script reads itself, where it is a program of its own.
+    """
 
-    def __init__(self, history: str | None, clock: str | None, format: str) -> None:
+    __slots__ = ("clock", "format", "history", "input")
+
+    def __init__(
+        self, history: str | None, clock: str | None, format: str, input: str | None = None
+    ) -> None:
         self.history = history
         self.clock = clock
         self.format = format
+        self.input = input
 
 
-def parse_options(arguments: list[str]) -> Options:
+def parse_options(arguments: list[str], is_embedded: bool = True) -> Options:
     """Exits as argparse does on what it does not know (status 2), before perf reads a sample."""
     import argparse
 
@@ -68,9 +84,11 @@ def parse_options(arguments: list[str]) -> Options:
     parser.add_argument(
         "--clock", choices=CLOCKS, help="the clock of the samples, if perf does not tell it"
     )
-    parser.add_argument("--format", choices=("text", "folded"), default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    if not is_embedded:
+        parser.add_argument("-i", "--input", metavar="FILE", help="what perf recorded")
     chosen = parser.parse_args(arguments)
-    return Options(chosen.history, chosen.clock, chosen.format)
+    return Options(chosen.history, chosen.clock, chosen.format, getattr(chosen, "input", None))
 
 
 class Handler:
@@ -78,12 +96,8 @@ class Handler:
 
     def __init__(self, options: Options, data_path: str | None) -> None:
         self.tally = Tally()
-        self._recorded = data.read(data_path)
-        self._output: FoldedOutput | TextOutput
-        if options.format == "folded":
-            self._output = FoldedOutput(sys.stdout)
-        else:
-            self._output = TextOutput(sys.stdout, self._recorded.width)
+        self.recorded = data.read(data_path)
+        self._output = _output(options.format, data_path, self.recorded)
         self._user = self._output.user
         self._clock = options.clock
         self._clocks_by_event: dict[str, str | None] = {}
@@ -96,7 +110,9 @@ class Handler:
         #: Those met in the sample at hand; and those that stand for several frames.
         self._met: dict[int, str] = {}
         self._inlined: set[int] = set()
-        self._is_this_boot = _is_this_boot(self._recorded)
+        #: By address, BPF frames that may come again.
+        self._repeated: dict[int, Repeated] = {}
+        self._is_this_boot = _is_this_boot(self.recorded)
         self._open_past(histories.find(options.history, data_path))
         self._resolver = Resolver(self._past)
         self._has_statics = False
@@ -121,10 +137,25 @@ class Handler:
             self._output.close()
         except OSError as error:
             _give_up_output(error)
+        for repeated in self._repeated.values():
+            repeated.settle(self.tally)
         for line in self.tally.lines():
             say(line)
         if self._history is not None:
             self._history.close()
+
+    def renamer(self) -> Renamer:
+        """What names frames of text by the same past."""
+        from ksym_plugin.perf.renaming import Renamer
+
+        return Renamer(self._past, self._clock_map, self._clock, self._running)
+
+    def _running(self) -> tuple[None, Kallsyms | None]:
+        try:
+            return None, Kallsyms.load() if self._is_this_boot else None
+        except KsymError as error:
+            say(str(error))
+            return None, None
 
     # Naming
 
@@ -151,12 +182,38 @@ class Handler:
             else:
                 if time_ns is None:
                     time_ns = self._monotonic(event)
-                piece = self._kernel(node, time_ns)
+                piece = self._again(node, time_ns) or self._kernel(node, time_ns)
             pieces.append(piece)
         self.tally.confirmed += confirmed
         if self._met:
             self._keep(bool(chain))
         return pieces
+
+    def _again(self, node: dict[str, Any], time_ns: int) -> str | None:
+        """A BPF frame that came before and cannot have changed since."""
+        repeated = self._repeated.get(node["ip"])
+        if repeated is None or not repeated.since <= time_ns <= repeated.until:
+            return None
+        symbol = node.get("sym")
+        if (symbol["name"] if symbol else "") != repeated.symbol:
+            return None
+        if (node.get("dso") or "") != repeated.dso:
+            return None
+        repeated.times += 1
+        return repeated.piece
+
+    def _remember(self, node: dict[str, Any], frame: Frame, dso: str, piece: str) -> None:
+        """Keep a frame that the history is sure of, for as long as it is."""
+        if frame.module != BPF_MODULE or frame.certainty != EXACT or self._past is None:
+            return
+        address, symbol = node["ip"], node.get("sym")
+        since, until = self._past.steady(address)
+        if since < until:
+            before = self._repeated.get(address)
+            if before is not None:
+                before.settle(self.tally)
+            name = symbol["name"] if symbol else ""
+            self._repeated[address] = Repeated(since, until, name, dso, frame, piece)
 
     def _kernel(self, node: dict[str, Any], time_ns: int) -> str:
         address, symbol, dso = node["ip"], node.get("sym"), node.get("dso") or ""
@@ -171,7 +228,11 @@ class Handler:
         if held is None:
             return self._output.kernel(address, "", None, "" if name else clean(dso))
         if isinstance(held, Frame):
-            return self._output.kernel(address, spelled(held), held.offset, _dso(held, dso))
+            piece = self._output.kernel(
+                address, spelled(held), held.offset, _dso(held, dso), held.lifetime
+            )
+            self._remember(node, held, dso, piece)
+            return piece
         piece = self._output.kernel(address, held, node.get("sym_off"), clean(dso))
         if is_core(dso) and _is_fixed(answer) and self._met.setdefault(address, piece) != piece:
             self._inlined.add(address)
@@ -261,7 +322,7 @@ class Handler:
 
     def _adopt(self, history: History, path: str) -> None:
         """Take the record of the boot that the data is from."""
-        recorded = self._recorded
+        recorded = self.recorded
         boot = histories.choose_boot(
             history,
             kernel_id.boot_id(),
@@ -322,11 +383,30 @@ class _Live:
     def extent(self) -> int:
         return self._timeline.extent
 
+    def steady(self, _address: int) -> tuple[int, int]:
+        return 0, -1
+
     def at(self, address: int, time_ns: int) -> Answer:
         answer = self._timeline.at(address, time_ns)
         if answer[0] is None and answer[1] is not UNKNOWN_ADDRESS:
             return None, OUTSIDE_HISTORY
         return answer
+
+
+def _output(form: str, data_path: str | None, recorded: data.Recorded) -> Output:
+    """What prints in the format asked for; the text's own columns need perf's header."""
+    if form == "text":
+        return TextOutput(sys.stdout, recorded.width)
+    if form == "folded":
+        return FoldedOutput(sys.stdout)
+    from ksym_plugin.perf import pictures, report
+
+    if form == "report":
+        return report.ReportOutput(sys.stdout)
+    name = os.path.basename(data_path or "") or "perf.data"
+    if form == "svg":
+        return pictures.SvgOutput(sys.stdout, name)
+    return pictures.SpeedscopeOutput(sys.stdout, name)
 
 
 def _is_this_boot(recorded: data.Recorded) -> bool:
@@ -370,19 +450,29 @@ def _give_up_output(error: OSError) -> None:
 
 
 def start(arguments: list[str]) -> Handler:
-    """The handler for the perf this runs inside of; exits with a sentence if it cannot be."""
-    options = parse_options(arguments)
-    if _PERF_MODULE not in sys.builtin_module_names:
-        say("this is a script for perf; run: perf script -s ksym_handler.py, or: ksym script")
+    """The handler for the perf this runs inside of; exits with a sentence if it cannot be.
+
+    Where there is no perf around it, it is a program: that runs, and exits at its end.
+    """
+    is_embedded = _PERF_MODULE in sys.builtin_module_names
+    options = parse_options(arguments, is_embedded)
+    prepare()
+    try:
+        if is_embedded:
+            return Handler(options, data.path_of_running_perf())
+        from ksym_plugin.perf import program
+
+        sys.exit(program.run(options))
+    except KsymError as error:
+        say(str(error))
         sys.exit(1)
+
+
+def prepare() -> None:
+    """Make the interpreter one that does nothing but handle samples."""
     # Every sample is a tree of dicts without cycles: looking for some costs a twentieth.
     gc.disable()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # As perf itself: a closed pipe ends it.
     if sys.stdout is None:  # closed by whoever started perf
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for good
     sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
-    try:
-        return Handler(options, data.path_of_running_perf())
-    except KsymError as error:
-        say(str(error))
-        sys.exit(1)

@@ -90,6 +90,32 @@ class Tally:
         self.errors[what] = self.errors.get(what, 0) + 1
 
 
+class Repeated:
+    """A BPF frame that is as it was the last time, from ``since`` to ``until``.
+
+    So it is, if perf says the same of it: ``symbol`` and ``dso``. ``times`` counts how
+    often it came again; the tally is told at the end.
+    """
+
+    __slots__ = ("dso", "frame", "piece", "since", "symbol", "times", "until")
+
+    def __init__(
+        self, since: int, until: int, symbol: str, dso: str, frame: Frame, piece: str
+    ) -> None:
+        self.since = since
+        self.until = until
+        self.symbol = symbol
+        self.dso = dso
+        self.frame = frame
+        self.piece = piece
+        self.times = 0
+
+    def settle(self, tally: Tally) -> None:
+        """Count what came again."""
+        _count(self.frame, clean(self.symbol), tally, self.times)
+        self.times = 0
+
+
 def clean(name: str) -> str:
     """perf's name without what it appends: a NUL and ``[bpf]`` where kcore shadows its map."""
     return name.partition("\0")[0]
@@ -132,17 +158,17 @@ def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame |
     return None
 
 
-def _count(frame: Frame, name: str, tally: Tally) -> None:
+def _count(frame: Frame, name: str, tally: Tally, times: int = 1) -> None:
     if not name:
-        tally.added += 1
+        tally.added += times
     elif name == frame.name:
-        tally.confirmed += 1
+        tally.confirmed += times
     else:
-        tally.renamed += 1
+        tally.renamed += times
     if frame.module == BPF_MODULE:
-        tally.bpf += 1
-        tally.grace += frame.certainty == GRACE
-        tally.gap += frame.certainty == GAP
+        tally.bpf += times
+        tally.grace += times * (frame.certainty == GRACE)
+        tally.gap += times * (frame.certainty == GAP)
 
 
 def spelled(frame: Frame) -> str:

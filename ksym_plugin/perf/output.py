@@ -13,7 +13,26 @@ from collections import defaultdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Final, TextIO
+    from typing import Any, Final, Protocol, TextIO
+
+    from ksym_plugin.symbols import Lifetime
+
+    class Output(Protocol):
+        """What prints samples: a frame is a piece of text to it, a sample its pieces."""
+
+        def user(self, node: dict[str, Any], /) -> str: ...
+        def kernel(
+            self,
+            address: int,
+            name: str,
+            offset: int | None,
+            dso: str,
+            lifetime: Lifetime | None = None,
+            /,
+        ) -> str: ...
+        def sample(self, event: dict[str, Any], pieces: list[str], /) -> None: ...
+        def close(self) -> None: ...
+
 
 #: perf's sign that samples carry no CPU.
 _NO_CPU: Final = 0xFFFF_FFFF
@@ -58,7 +77,14 @@ class TextOutput:
         name = symbol["name"] if symbol else ""
         return self.kernel(node["ip"], name, None, node.get("dso") or "")
 
-    def kernel(self, address: int, name: str, offset: int | None, dso: str) -> str:
+    def kernel(
+        self,
+        address: int,
+        name: str,
+        offset: int | None,
+        dso: str,
+        _lifetime: Lifetime | None = None,
+    ) -> str:
         """A frame; ``name`` is empty and ``offset`` None where they are not known."""
         if not name:
             return f"\t{address:16x} {_UNKNOWN} ({dso or _UNKNOWN})\n"
@@ -118,29 +144,43 @@ class FoldedOutput:
         self._stream = stream
         self._stacks: defaultdict[str, int] = defaultdict(int)
         self._names = _Unfoldable()
+        self._files = _InFile()
 
     def user(self, node: dict[str, Any]) -> str:
         """A user frame of perf's callchain; without a name, the file it is in."""
         symbol = node.get("sym")
         if symbol:
             return self._names[symbol["name"]]
-        return _in_file(node.get("dso") or "")
+        return self._files[node.get("dso") or ""]
 
-    def kernel(self, _address: int, name: str, _offset: int | None, dso: str) -> str:
+    def kernel(
+        self,
+        _address: int,
+        name: str,
+        _offset: int | None,
+        dso: str,
+        _lifetime: Lifetime | None = None,
+    ) -> str:
         """A kernel frame; without a name, the module it is in."""
-        return (self._names[name] if name else _in_file(dso)) + "_[k]"
+        return (self._names[name] if name else self._files[dso]) + "_[k]"
 
     def sample(self, event: dict[str, Any], pieces: list[str]) -> None:
         pieces.append(self._names[event.get("comm") or ""])
         pieces.reverse()
-        self._stacks[";".join(pieces)] += 1
+        self._add(event, ";".join(pieces))
 
     def close(self) -> None:
-        """Print the stacks, each with the number of its samples."""
+        """Print what was gathered."""
+        self._print()
+        self._stream.flush()
+
+    def _add(self, _event: dict[str, Any], stack: str) -> None:
+        self._stacks[stack] += 1
+
+    def _print(self) -> None:
         lines = [f"{stack} {count}\n" for stack, count in sorted(self._stacks.items())]
         self._stacks.clear()
         _write(self._stream, "".join(lines))
-        self._stream.flush()
 
 
 class _Unfoldable(dict[str, str]):
@@ -151,8 +191,13 @@ class _Unfoldable(dict[str, str]):
         return unfoldable
 
 
-def _in_file(dso: str) -> str:
-    return f"[{dso.rpartition('/')[2].strip('[]').translate(_FOLDED) or 'unknown'}]"
+class _InFile(dict[str, str]):
+    """Files as frames without a name are shown by, each made once."""
+
+    def __missing__(self, dso: str) -> str:
+        inside = dso.rpartition("/")[2].strip("[]").translate(_FOLDED) or "unknown"
+        self[dso] = shown = f"[{inside}]"
+        return shown
 
 
 def _header(event: dict[str, Any], shape: _Shape, tid_width: int, width: int) -> str:

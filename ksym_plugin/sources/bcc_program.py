@@ -1,28 +1,30 @@
-"""bpf/ksym_events.c, compiled and loaded by bcc.
-
-bcc, the compiler in it and the verifier write to the process's standard output and error,
-whatever its caller does with them. Here that goes to a file while they work, and what
-matters of it into the error.
-"""
+"""bpf/ksym_events.c, compiled and loaded by bcc in a child process."""
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import fcntl
+import json
 import os
+import sys
+from array import array
+from contextlib import suppress
 
 from ksym_plugin.errors import SourceError
-from ksym_plugin.sources import bcc_module, btf
+from ksym_plugin.sources import btf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
+    import socket
+    import subprocess
     from typing import Any, Final
 
 _SOURCE: Final = "ksym_events.c"
 _KERNEL_BTF: Final = "/sys/kernel/btf/vmlinux"
-_SAID_ON: Final = (1, 2)
+_CHILD: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from ksym_plugin.sources.bcc_child import main; main(int(sys.argv[1]))"
+)
+#: Two programs, two maps, and two links.
+_MOST_FDS: Final = 8
 #: How much of what is said is looked at, and how much of it repeated.
 _HEARD: Final = 65536
 _QUOTED: Final = 200
@@ -30,65 +32,90 @@ _NO_HEADERS: Final = "kernel headers"
 
 
 class BccProgram:
-    """A module of bcc's: programs to load, and maps.
+    """The descriptors of programs and maps; whatever bcc attached stays so while it is open.
 
-    Closing it unloads and detaches everything; SourceError if it cannot be compiled.
+    SourceError if it cannot be compiled or loaded.
     """
 
-    def __init__(self, flags: list[str]) -> None:
-        text = source_text()
-        bcc = bcc_module.load()
-        self._kprobe: int = bcc.BPF.KPROBE
-        # First there and then made: one whose making fails has kept itself alive, and
-        # must be found to be closed.
-        self._bpf: Any = bcc.BPF.__new__(bcc.BPF)
-        error: Exception | None = None
-        with _Aside() as aside:
-            try:
-                self._bpf.__init__(text=text, cflags=[*flags, *layout_flags()])
-            except Exception as raised:  # noqa: BLE001 - bcc raises nothing narrower
-                error = raised
-        if error is not None:
-            self.close()
-            raise _refusal(error, aside.text) from error
-
-    def kprobe(self, name: str) -> int:
-        """The descriptor of a function loaded as a kprobe's program; it stays bcc's."""
-        error: Exception | None = None
-        with _Aside() as aside:
-            try:
-                fd: int = self._bpf.load_func(name.encode(), self._kprobe).fd
-            except Exception as raised:  # noqa: BLE001
-                error = raised
-        if error is not None:
-            raise _refusal(error, aside.text) from error
-        return fd
-
-    def attached(self, name: str) -> int:
-        """The descriptor of a function that bcc has loaded by itself, for its name."""
-        fd: int = self._bpf.funcs[name.encode()].fd
-        return fd
-
-    def map_fd(self, name: str) -> int:
-        """The descriptor of a map; it stays bcc's."""
-        fd: int = self._bpf[name.encode()].map_fd
-        return fd
+    def __init__(self, flags: list[str], programs: tuple[str, ...], maps: tuple[str, ...]) -> None:
+        request = {
+            "text": source_text(),
+            "flags": [*flags, *layout_flags()],
+            "programs": programs,
+            "maps": maps,
+        }
+        self._fds = _ask_child(request)
+        self.programs = self._fds[: len(programs)]
+        self.maps = dict(zip(maps, self._fds[len(programs) :]))
 
     def close(self) -> None:
-        """Idempotent, and silent."""
-        with _Aside():
-            self._bpf.cleanup()
-        # bcc keeps what it has made until the process ends, whether it is closed or not.
-        atexit.unregister(self._bpf.cleanup)
-        atexit.unregister(self._bpf.donothing)
+        """Idempotent."""
+        while self._fds:
+            os.close(self._fds.pop())
 
 
-def source_text() -> bytes:
+def _ask_child(request: dict[str, Any]) -> list[int]:
+    import socket
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    said = os.memfd_create("said")
+    try:
+        with ours:
+            with theirs:
+                child = _start(theirs.fileno(), said)
+            try:
+                with suppress(BrokenPipeError):
+                    ours.send(json.dumps(request).encode())
+                data, fds = _receive(ours)
+            except BaseException:
+                child.kill()
+                raise
+            finally:
+                child.wait()
+        answer = json.loads(data) if data else {"raised": "its process died"}
+        if answer:
+            text = os.pread(said, _HEARD, 0).decode("utf-8", "backslashreplace")
+            raise _refusal(answer, text)
+        return fds
+    finally:
+        os.close(said)
+
+
+def _receive(ours: socket.socket) -> tuple[bytes, list[int]]:
+    """The answer, empty if there is none, and the descriptors that came with it."""
+    import socket
+
+    fds = array("i")
+    room = socket.CMSG_LEN(_MOST_FDS * fds.itemsize)
+    # Not socket.recv_fds(): it has a parameter for the flag, and leaves it out.
+    data, parts, _, _ = ours.recvmsg(_HEARD, room, socket.MSG_CMSG_CLOEXEC)
+    for _, _, part in parts:
+        fds.frombytes(part[: len(part) - len(part) % fds.itemsize])
+    return data, list(fds)
+
+
+def _start(fd: int, said: int) -> subprocess.Popen[bytes]:
+    """The child, which looks for modules where this process does."""
+    import subprocess
+
+    path = [os.path.abspath(folder) for folder in sys.path]
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(fd), json.dumps(path)],
+        stdin=subprocess.DEVNULL,
+        stdout=said,
+        stderr=said,
+        pass_fds=(fd,),
+        # What a terminal sends is for the parent to answer.
+        start_new_session=True,
+    )
+
+
+def source_text() -> str:
     """The C source: kept beside the package in a checkout, and inside it when installed."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for folder in (os.path.join(package, "_bpf"), os.path.join(package, "..", "bpf")):
         try:
-            with open(os.path.join(folder, _SOURCE), "rb") as file:
+            with open(os.path.join(folder, _SOURCE), encoding="ascii") as file:
                 return file.read()
         except FileNotFoundError:
             continue
@@ -115,55 +142,10 @@ def layout_flags(path: str = _KERNEL_BTF) -> list[str]:
     return flags
 
 
-class _Aside:
-    """Standard output and error go to ``text`` meanwhile, at descriptor level."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def __enter__(self) -> _Aside:
-        _flush()
-        self._saved = [_duplicate(fd) for fd in _SAID_ON]
-        file = os.memfd_create("said")
-        # Not one of those that are about to be replaced, should they have been closed.
-        self._file = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _SAID_ON[-1] + 1)
-        os.close(file)
-        for fd in _SAID_ON:
-            # bcc runs modprobe, which is to be heard as well.
-            os.dup2(self._file, fd, inheritable=True)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _flush()
-        self.text = os.pread(self._file, _HEARD, 0).decode("utf-8", "backslashreplace")
-        os.close(self._file)
-        for fd, saved in zip(_SAID_ON, self._saved):
-            os.close(fd)
-            if saved >= 0:
-                os.dup2(saved, fd, inheritable=True)
-                os.close(saved)
-
-
-def _duplicate(fd: int) -> int:
-    """A copy out of the way; -1 if there is no such descriptor."""
-    try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _SAID_ON[-1] + 1)
-    except OSError:
-        return -1
-
-
-def _flush() -> None:
-    """What C has printed and kept back goes to where it was meant to."""
-    ctypes.CDLL(None).fflush(None)
-
-
-def _refusal(error: Exception, said: str) -> SourceError:
-    """What bcc's error means, from what it and its compiler said."""
+def _refusal(answer: dict[str, str], said: str) -> SourceError:
+    """What the child's answer means, with what bcc and its compiler said."""
+    if "problem" in answer:
+        return SourceError(answer["problem"], answer["remedy"])
     release = os.uname().release
     if _NO_HEADERS in said:
         return SourceError(
@@ -171,13 +153,14 @@ def _refusal(error: Exception, said: str) -> SourceError:
             f"install them (Debian and Ubuntu: apt install linux-headers-{release}; "
             "Fedora: dnf install kernel-devel), or use a kernel with CONFIG_IKHEADERS",
         )
-    if "super-user" in str(error):
+    raised = answer["raised"]
+    if "super-user" in raised:
         return SourceError(
             "the kernel does not let this user load the probe",
             "run as root or with CAP_BPF and CAP_PERFMON, and without kernel lockdown",
         )
     # The compiler's first complaint says more than bcc does.
-    lines = [line.strip() for line in said.splitlines() if "error:" in line] or [str(error)]
+    lines = [line.strip() for line in said.splitlines() if "error:" in line] or [raised]
     gist = "".join(c if c.isprintable() else "?" for c in lines[0][:_QUOTED])
     return SourceError(
         f"bcc cannot load the probe ({gist})", "report this with the versions of kernel and bcc"

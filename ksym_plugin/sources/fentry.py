@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import Final
 
 KERNEL_BTF: Final = "/sys/kernel/btf/vmlinux"
-_PROGRAMS: Final = ("kfunc__bpf_ksym_add", "kfunc__bpf_ksym_del")
 _TRACING: Final = 26
 _TRACE_FENTRY: Final = 24
 #: r0 = 0; exit
@@ -31,6 +30,8 @@ class FentrySource(KsymSource):
 
     name = "fentry"
     flags = ("-DKSYM_FENTRY",)
+    #: bcc attaches them for their names.
+    programs = ("kfunc__bpf_ksym_add", "kfunc__bpf_ksym_del")
 
     def _check(self, stack: ExitStack) -> None:
         if not os.path.exists(KERNEL_BTF):
@@ -44,11 +45,6 @@ class FentrySource(KsymSource):
                 "this kernel does not let BPF programs trace its functions",
                 "use a kernel with CONFIG_FUNCTION_TRACER and without restrictions on BPF",
             )
-
-    def _load(self) -> tuple[int, int]:
-        # bcc has loaded and attached them for their names.
-        add, delete = (self._program.attached(name) for name in _PROGRAMS)
-        return add, delete
 
 
 def _is_refused() -> bool:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 PMU: Final = "/sys/bus/event_source/devices/kprobe/type"
 _FUNCTIONS: Final = ("bpf_ksym_add", "bpf_ksym_del")
-_PROGRAMS: Final = ("ksym_add", "ksym_del")
 #: PERF_EVENT_IOC_SET_BPF, which is _IOW('$', 8, __u32), and PERF_EVENT_IOC_ENABLE.
 _SET_BPF: Final = 0x40042408
 _ENABLE: Final = 0x2400
@@ -35,6 +34,7 @@ class KprobeSource(KsymSource):
     """See ``KsymSource``. It needs CONFIG_KPROBE_EVENTS, bcc and the kernel's headers."""
 
     name = "kprobe"
+    programs = ("ksym_add", "ksym_del")
 
     def _check(self, stack: ExitStack) -> None:
         try:
@@ -53,13 +53,9 @@ class KprobeSource(KsymSource):
             # One CPU's event makes the program run on all of them.
             self._events.append(_open(pmu, function, cpu))
 
-    def _load(self) -> tuple[int, int]:
-        add, delete = (self._program.kprobe(name) for name in _PROGRAMS)
-        return add, delete
-
     def _attach(self) -> None:
         try:
-            for event, program in zip(self._events, self._fds):
+            for event, program in zip(self._events, self._program.programs):
                 _ioctl(event, _SET_BPF, program)
                 _ioctl(event, _ENABLE, 0)
         except OSError as error:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 #: A record takes some 110 bytes: room for 10,000 loads and their unloads, nearly twice,
 #: while nobody reads. It is kernel memory, held as long as the source.
 RING_BYTES: Final = 4 << 20
+_MAPS: Final = ("streams", "events")
 #: How long a loss after which nothing comes goes unnoticed.
 TICK: Final = 1.0
 _MISSED_CAUSE: Final = "the probe was busy"
@@ -46,8 +47,9 @@ class KsymSource(Source):
     SourceError if it cannot start, with nothing left behind.
     """
 
-    #: What the C source is compiled with.
+    #: What the C source is compiled with, and what of it is loaded.
     flags: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
 
     def __init__(self, ring_bytes: int = RING_BYTES, ring: bool | None = None) -> None:
         """``ring`` False is for perf buffers where there is a choice."""
@@ -64,7 +66,7 @@ class KsymSource(Source):
             # A power of two, as the kernel wants it.
             pages = 1 << (max(1, ring_bytes // mmap.PAGESIZE) - 1).bit_length()
             flags = [f"-DKSYM_RING_PAGES={pages}"] if use_ring else []
-            self._program = BccProgram([*self.flags, *flags])
+            self._program = BccProgram([*self.flags, *flags], self.programs, _MAPS)
             stack.callback(self._program.close)
             self._open(stack, use_ring, pages * mmap.PAGESIZE)
             stack.callback(self._detach)
@@ -111,7 +113,7 @@ class KsymSource(Source):
 
         ``*_ns`` and ``*_runs`` count from ``measure`` on; they are 0 without it.
         """
-        add, delete = (prog_info.read(fd) for fd in self._fds)
+        add, delete = (prog_info.read(fd) for fd in self._program.programs)
         return {
             "records": self._records,
             "lost": self._lost,
@@ -129,10 +131,6 @@ class KsymSource(Source):
         """SourceError where this cannot work; before anything that takes long."""
         raise NotImplementedError
 
-    def _load(self) -> tuple[int, int]:
-        """The descriptors of the two programs."""
-        raise NotImplementedError
-
     def _attach(self) -> None:
         """Have the kernel run the programs."""
 
@@ -140,12 +138,10 @@ class KsymSource(Source):
         """What ``_attach`` did, undone, before the rings are closed."""
 
     def _open(self, stack: ExitStack, use_ring: bool, size: int) -> None:
-        """Load the programs, open the rings and what there is to wait for."""
-        self._fds = self._load()
-        self._streams_fd = self._program.map_fd("streams")
+        """Open the rings and what there is to wait for."""
         self._buffer = counts_buffer(possible_count())
         try:
-            self._rings = open_rings(self._program.map_fd("events"), use_ring, size)
+            self._rings = open_rings(self._program.maps["events"], use_ring, size)
             stack.callback(self._rings.close)
             self._ticker = Ticker(TICK)
             stack.callback(self._ticker.close)
@@ -199,9 +195,9 @@ class KsymSource(Source):
         return losses
 
     def _counts(self, kind: int) -> list[Counts]:
-        bpf_maps.lookup(self._streams_fd, kind, self._buffer)
+        bpf_maps.lookup(self._program.maps["streams"], kind, self._buffer)
         return parse_counts(self._buffer)
 
     def _misses(self) -> int:
         """How often the kernel did not run the programs, because they were running."""
-        return sum(prog_info.read(fd).misses for fd in self._fds)
+        return sum(prog_info.read(fd).misses for fd in self._program.programs)

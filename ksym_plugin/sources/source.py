@@ -41,6 +41,16 @@ class Source:
         """What the kernel holds now. SourceError if it does not tell."""
         raise NotImplementedError
 
+    def measure(self) -> None:
+        """Have the kernel count what the source costs it from now on, where it can.
+
+        SourceError where it does not let this user.
+        """
+
+    def stats(self) -> dict[str, int]:
+        """What the source has counted, by name; nothing where it does not count."""
+        return {}
+
     def close(self) -> None:
         """Stop and give everything back; idempotent."""
 

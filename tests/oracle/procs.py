@@ -111,10 +111,12 @@ def _reap(child: subprocess.Popen[bytes], seconds: float) -> bool:
 def read_line(fd: int, seconds: float) -> bytes:
     """One line from a pipe, or what there was at its end; Failed when it does not come."""
     deadline = time.monotonic() + seconds
+    poller = select.poll()  # select(2) knows no descriptor above 1023
+    poller.register(fd, select.POLLIN)
     line = b""
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
+        if left <= 0 or not poller.poll(left * 1000):
             raise Failed(f"no answer within {seconds:g} s")
         byte = os.read(fd, 1)
         if not byte:

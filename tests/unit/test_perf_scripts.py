@@ -156,5 +156,5 @@ def test_perf_lists_it_with_what_it_takes(exec_path: Path) -> None:
     assert install(exec_path).returncode == 0
     done = run("perf", "script", "-l", PERF_EXEC_PATH=str(exec_path))
     (listed,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["ksym"]]
-    assert "[--format text|folded]" in listed
+    assert "[--format text|folded|svg|speedscope|report]" in listed
     assert "name every kernel frame" in listed

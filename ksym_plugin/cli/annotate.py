@@ -1,0 +1,102 @@
+"""``ksym annotate``: perf script text with its kernel frames repaired."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ksym_plugin.cli import live, lookup, options, texts
+from ksym_plugin.cli.output import say
+from ksym_plugin.perf.annotate import Annotator
+from ksym_plugin.perf.lines import Cutter
+from ksym_plugin.stacks.repair import Repairer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ksym_plugin.perf.renaming import Renamer
+
+
+@click.command(
+    name="annotate",
+    short_help="Repair perf script text, or folded stacks.",
+    epilog="Example: ksym annotate perf.txt | stackcollapse-perf.pl > folded.txt",
+)
+@options.history
+@options.clock
+@click.option("--folded", is_flag=True, help="The text is folded stacks that hold addresses.")
+@options.at
+@click.argument("file", default="-")
+def command(
+    history: str | None, clock: str | None, folded: bool, at: int | None, file: str
+) -> None:
+    """Print perf script's text, from FILE or stdin, with every kernel frame named as it was.
+
+    What is not a kernel frame passes byte for byte, as it comes. perf cuts its times off
+    after the microsecond (see perf script --ns): where two programs followed each other
+    within it, perf's name stays. The text must be of the boot that the history is of;
+    without a history, of the running system, and then perf's names have to show it.
+
+    Folded stacks have no time: --at gives one, and without it an address is named if the
+    history knows of one program only that was ever there.
+    """
+    if at is not None and not folded:
+        raise click.UsageError("--at is for --folded: samples have times of their own")
+    with texts.opened(file) as text:
+        if folded:
+            _repair(text, history, at, clock)
+        else:
+            _annotate(text, history, clock)
+
+
+def _annotate(text: texts.Text, history: str | None, clock: str | None) -> None:
+    with texts.renamer(text, history, clock) as known:
+        renamer = known or texts.running()
+        annotator = Annotator(renamer)
+        try:
+            _write(map(annotator.feed, text.pieces()))
+            _write([annotator.close()])
+        except KeyboardInterrupt:  # How an endless text ends.
+            _report(renamer)
+            raise
+        _report(renamer)
+
+
+def _report(renamer: Renamer) -> None:
+    for line in renamer.report():
+        say(line)
+    if renamer.tally.unparsed and not renamer.tally.frames:
+        say("nothing was repaired; if this is folded stacks, say --folded")
+
+
+def _repair(text: texts.Text, history: str | None, at: int | None, clock: str | None) -> None:
+    with lookup.past(history) as past:
+        if past is None:
+            raise lookup.no_history()
+        time_ns = None if at is None else lookup.moment(past, at, clock)
+        statics = live.kallsyms(needed=False) if lookup.is_of_this_boot(past) else None
+        repairer = Repairer(past, statics, time_ns)
+        _write(_repaired(text, repairer))
+        for line in repairer.tally():
+            say(line)
+
+
+def _repaired(text: texts.Text, repairer: Repairer) -> Iterator[bytes]:
+    cutter = Cutter()
+    for piece in text.pieces():
+        before, whole, after = cutter.cut(piece)
+        if whole:
+            lines = map(repairer.line, whole[:-1].split(b"\n"))
+            whole = b"\n".join(lines) + b"\n"
+        yield before + whole + after
+    yield repairer.line(cutter.rest())
+
+
+def _write(pieces: Iterator[bytes] | list[bytes]) -> None:
+    """Write what there is at once: whoever reads may be waiting for it."""
+    stream = sys.stdout.buffer
+    for piece in pieces:
+        stream.write(piece)
+        stream.flush()

@@ -1,0 +1,88 @@
+"""``ksym flamegraph``: folded stacks from anywhere, drawn."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from ksym_plugin.cli.output import Failure, plural, say
+from ksym_plugin.stacks import folded, speedscope, svg
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@click.command(
+    name="flamegraph",
+    short_help="Draw folded stacks from anywhere.",
+    epilog="Example: ksym flamegraph stacks.folded > flames.svg",
+)
+@click.option("-o", "--output", metavar="FILE", help="Where to write to.  [default: stdout]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["svg", "speedscope"]),
+    default="svg",
+    show_default=True,
+    help="A picture with all it needs inside, or a file for speedscope.",
+)
+@click.option("--title", metavar="TEXT", help="What stands above it.  [default: the file's name]")
+@click.option(
+    "--width",
+    type=click.IntRange(200, 20_000),
+    metavar="PIXELS",
+    help="A fixed width.  [default: as wide as the window]",
+)
+@click.option(
+    "--min-width",
+    type=click.FloatRange(0),
+    default=svg.LEAST,
+    show_default=True,
+    metavar="PIXELS",
+    help="Narrower frames are left out.",
+)
+@click.option("--inverted", is_flag=True, help="Callers on top: an icicle graph.")
+@click.argument("file", default="-")
+def command(
+    output: str | None,
+    form: str,
+    title: str | None,
+    width: int | None,
+    min_width: float,
+    inverted: bool,
+    file: str,
+) -> None:
+    """Draw folded stacks: lines of root;...;leaf and a count, from FILE or stdin.
+
+    Frames ending in _[k], _[b], _[j], _[i] are the kernel's, BPF, compiled at run time, or
+    inlined; BPF programs are known by their names too. Where every line has two counts,
+    the second is drawn.
+    """
+    stacks = read(file)
+    title = title or ("Flame graph" if file == "-" else os.path.basename(file))
+    if form == "svg":
+        pieces = svg.draw(stacks.counts, svg.Picture(title, width, min_width, inverted))
+    else:
+        pieces = speedscope.write(title, [("all", sorted(stacks.counts.items()))])
+    write(pieces, output)
+
+
+def read(file: str) -> folded.Stacks:
+    """The stacks in a file or on stdin; Failure if there are none."""
+    with click.open_file(file, "rb") as lines:
+        stacks = folded.parse(lines)
+    if not stacks.counts:
+        where = "stdin" if file == "-" else file
+        raise Failure(f"{where} holds no folded stacks; make some with: ksym fold")
+    if stacks.skipped:
+        say(f"{plural(stacks.skipped, 'line')} without a stack and a count left out")
+    return stacks
+
+
+def write(pieces: Iterator[str], output: str | None) -> None:
+    """Write text as UTF-8, whatever the terminal's encoding is."""
+    with click.open_file(output or "-", "wb") as target:
+        for piece in pieces:
+            target.write(piece.encode("utf-8"))

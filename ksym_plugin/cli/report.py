@@ -1,0 +1,194 @@
+"""``ksym report``: which BPF program used how much of the time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from fnmatch import fnmatchcase
+
+import click
+
+from ksym_plugin.cli import options
+from ksym_plugin.cli.output import Failure, say, write_json, write_lines
+from ksym_plugin.cli.script import handled
+from ksym_plugin.clocks import CLOCKS
+from ksym_plugin.stacks.lifetimes import lived, loader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, Final
+
+_ROW: Final = "{:>7}  {:>8}  {:>13}  {:>13}  {:>8}  {:>13}  {:18}  {:20}  {:20}  {}"
+_HEAD: Final = _ROW.format(
+    "PROGRAM",
+    "OWN",
+    "OF ALL",
+    "OF KERNEL",
+    "TOTAL",
+    "OF KERNEL",
+    "LIVED",
+    "LOADED BY",
+    "RAN IN",
+    "NAME",
+)
+#: The order of each key, the greatest first but for names and ids.
+_SORTS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
+    "own": lambda row: (-row["own"]["samples"], -row["total"]["samples"]),
+    "total": lambda row: (-row["total"]["samples"], -row["own"]["samples"]),
+    "lived": lambda row: -_at_least(row),
+    "program": lambda row: (row["program"] is None, row["program"] or 0),
+    "name": lambda row: row["name"],
+    "loader": lambda row: (row["comm"] or "", row["pid"] or 0),
+}
+
+
+@click.command(
+    name="report",
+    short_help="Account for the time of BPF programs.",
+    epilog="Example: ksym report --sort total --filter ingress",
+)
+@click.option(
+    "-i", "--input", "data", metavar="FILE", help="What perf recorded.  [default: perf.data]"
+)
+@options.history
+@click.option(
+    "--clock",
+    type=click.Choice(CLOCKS),
+    help="The clock of the samples, where perf.data does not tell.",
+)
+@click.option("--event", metavar="NAME", help="Of which event.  [default: most samples]")
+@click.option(
+    "--sort",
+    type=click.Choice(list(_SORTS)),
+    default="own",
+    show_default=True,
+    help="What to order the programs by.",
+)
+@click.option("--filter", "pattern", default="", metavar="PATTERN", help="Of which names.")
+@options.as_json
+@click.argument("perf_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- PERF OPTIONS]")
+def command(
+    data: str | None,
+    history: str | None,
+    clock: str | None,
+    event: str | None,
+    sort: str,
+    as_json: bool,
+    pattern: str,
+    perf_options: tuple[str, ...],
+) -> None:
+    """Tell which BPF programs the samples of a perf.data were in.
+
+    OWN are the samples that ended in the program, TOTAL those that also went through it.
+    Shares are of all samples, or of those that ended in the kernel, and come with the error
+    of sampling: the true share is within it in 95 of 100 profiles. PATTERN is a part of the
+    name, or a whole one with * and ?. PERF OPTIONS go to perf script. In JSON, times are
+    nanoseconds of CLOCK_MONOTONIC.
+    """
+    found = _chosen(account(data, history, clock, perf_options), event)
+    rows = [row for row in found["programs"] if fnmatchcase(row["name"], _glob(pattern))]
+    rows.sort(key=_SORTS[sort])
+    if as_json:
+        write_json({**found, "programs": rows})
+        return
+    write_lines(_summary(found))
+    if rows:
+        write_lines(("", _HEAD, *map(_line, rows)))
+    else:
+        say(_why_none(found, pattern))
+
+
+def account(
+    data: str | None, history: str | None, clock: str | None, perf_options: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """What the handler counts within perf script, an event each; Failure if that fails."""
+    call, environment = handled(data, history, "report", clock, perf_options)
+    done = subprocess.run(call, env=environment, stdin=None, stdout=subprocess.PIPE, check=False)
+    try:
+        documents: list[dict[str, Any]] = json.loads(done.stdout)
+    except ValueError:
+        raise Failure(f"perf script failed (status {done.returncode}); see above") from None
+    return documents
+
+
+def _chosen(documents: list[dict[str, Any]], event: str | None) -> dict[str, Any]:
+    """The event asked for, or else the one with the most samples."""
+    if not documents:
+        raise Failure("there are no samples in it")
+    names = [document["event"] for document in documents]
+    if event is None:
+        if len(names) > 1:
+            say(f"this is about {names[0]}; --event takes another: {', '.join(names[1:])}")
+        return documents[0]
+    if event not in names:
+        raise Failure(f"there are no samples of {event}; there are some of: {', '.join(names)}")
+    return documents[names.index(event)]
+
+
+def _glob(pattern: str) -> str:
+    return pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
+
+
+def _at_least(row: dict[str, Any]) -> float:
+    """ns that a program lived; what is still there outlived all others."""
+    if row["lived"] is None:
+        return -1.0
+    least = row["lived"][0]
+    return float("inf") if least is None else float(least)
+
+
+def _summary(found: dict[str, Any]) -> Iterator[str]:
+    samples, kernel, bpf = found["samples"], found["kernel_samples"], found["bpf_samples"]
+    yield (
+        f"{samples:,} samples of {found['event']}: {kernel:,} in the kernel"
+        f" ({_percent(kernel, samples)}), {bpf:,} of them in BPF"
+        f" ({_percent(bpf, kernel)} of the kernel's)"
+    )
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / (whole or 1):.1f} %"
+
+
+def _line(row: dict[str, Any]) -> str:
+    own, total = row["own"], row["total"]
+    return _ROW.format(
+        "-" if row["program"] is None else row["program"],
+        f"{own['samples']:,}",
+        _share(own["of_all"]),
+        _share(own["of_kernel"]),
+        f"{total['samples']:,}",
+        _share(total["of_kernel"]),
+        "-" if row["lived"] is None else lived(*row["lived"]),
+        loader(row["pid"], row["comm"]),
+        _tasks(row["tasks"], total["samples"]),
+        row["name"],
+    )
+
+
+def _share(interval: dict[str, float]) -> str:
+    half = (interval["high"] - interval["low"]) / 2
+    return f"{100 * interval['share']:.1f} ±{100 * half:.1f} %"
+
+
+def _tasks(tasks: dict[str, int], total: int) -> str:
+    """The task that a program ran in most, and how many others there were."""
+    comm, samples = next(iter(tasks.items()))
+    if len(tasks) == 1:
+        return comm
+    return f"{comm} {100 * samples // (total or 1)} %, {len(tasks) - 1} more"
+
+
+def _why_none(found: dict[str, Any], pattern: str) -> str:
+    if found["programs"]:
+        return f"no program with samples matches {pattern!r}; there are {len(found['programs'])}"
+    if not found["kernel_samples"]:
+        return (
+            f"none of the {found['samples']:,} samples ended in the kernel; perf leaves it out"
+            " without privileges (kernel.perf_event_paranoid) and for events ending in :u"
+        )
+    return (
+        "no sample went through a BPF program: none ran while perf sampled, or its frames have no"
+        " names, which a history gives them: ksym record -- perf record -g"
+    )

@@ -1,0 +1,167 @@
+"""Text that perf printed: reading it as it comes, and what it says of where it is from."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+
+import click
+
+from ksym_plugin import histories, kernel_id
+from ksym_plugin.cli import live, lookup
+from ksym_plugin.cli.output import say
+from ksym_plugin.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME, ClockMap
+from ksym_plugin.errors import HistoryError, KsymError
+from ksym_plugin.history import History
+from ksym_plugin.perf.renaming import Renamer
+from ksym_plugin.symbols import OUTSIDE_HISTORY, UNKNOWN_ADDRESS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import IO, Final
+
+    from ksym_plugin.history import Past
+    from ksym_plugin.kallsyms import Kallsyms
+    from ksym_plugin.timeline import Answer, Timeline
+
+_SIZE: Final = 1 << 20
+#: What ``perf script --header`` prints before everything else.
+_HOST: Final = re.compile(rb"^# hostname : (\S+)", re.MULTILINE)
+_RELEASE: Final = re.compile(rb"^# os release : (\S+)", re.MULTILINE)
+_CLOCKID: Final = re.compile(rb"^# event : .*use_clockid = 1.*clockid = (-?\d+)", re.MULTILINE)
+_CLOCKS: Final = {b"0": REALTIME, b"1": MONOTONIC, b"7": BOOTTIME}
+
+
+class Text:
+    """A text and how it begins: its first piece is read, and what its header says.
+
+    ``host`` and ``release`` are None, and ``clock`` perf's own, where there is no header.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._first = self._read()
+        self.host = _found(_HOST, self._first)
+        self.release = _found(_RELEASE, self._first)
+        clock = _CLOCKID.search(self._first)
+        #: None for a clock that no history can place.
+        self.clock = PERF if clock is None else _CLOCKS.get(clock[1])
+
+    def pieces(self) -> Iterator[bytes]:
+        """The text from its beginning, a piece as soon as there is one."""
+        piece = self._first
+        while piece:
+            yield piece
+            piece = self._read()
+
+    def _read(self) -> bytes:
+        # Whatever is there, however little: who pipes into this may pause.
+        piece: bytes = self._stream.read1(_SIZE)  # type: ignore[attr-defined]
+        return piece
+
+
+def _found(pattern: re.Pattern[bytes], text: bytes) -> str | None:
+    found = pattern.search(text)
+    return None if found is None else found[1].decode("utf-8", "surrogateescape")
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[Text]:
+    """A text from a file, or from stdin for ``-``."""
+    with click.open_file(path, "rb") as stream:
+        yield Text(stream)
+
+
+@contextlib.contextmanager
+def renamer(
+    text: Text, history: str | None, clock: str | None, tell: Callable[[str], None] = say
+) -> Iterator[Renamer | None]:
+    """What renames the frames of a text by the history; None if there is no history."""
+    path = histories.find(history, None)
+    if path is None:
+        yield None
+        return
+    chosen = clock or text.clock
+    if chosen is None:
+        raise KsymError(
+            "the text's times are on a clock that a history cannot place",
+            "record with: perf record -k CLOCK_MONOTONIC",
+        )
+    with History(path) as opened_history:
+        past = _past(opened_history, text, tell)
+        is_here = lookup.is_of_this_boot(past)
+        yield Renamer(
+            past,
+            past.clock_map(),
+            chosen,
+            _statics if is_here else None,
+            follow=_follower(past) if is_here else None,
+        )
+
+
+def _past(history: History, text: Text, tell: Callable[[str], None]) -> Past:
+    """The record of the boot that the text can be from."""
+    here = kernel_id.boot_id()
+    boot = histories.choose_boot(history, here, release=text.release, host=text.host)
+    if boot is None:
+        raise HistoryError(
+            f"{history.path} has no record of the kernel this text is from",
+            "name the history that was recorded beside it with -H",
+        )
+    notice = histories.choice_notice(history, boot)
+    if notice:
+        tell(notice)
+    past = history.past(boot)
+    past.wait_covered(time.monotonic_ns())
+    for warning in past.warnings():
+        tell(f"{history.path}: {warning}")
+    return past
+
+
+def _follower(past: Past) -> Callable[[int], tuple[int, ClockMap]] | None:
+    """For a history that is being written: waits until it covers a time."""
+    if not any(session.writing for session in past.sessions):
+        return None
+
+    def follow(until: int) -> tuple[int, ClockMap]:
+        past.wait_covered(until)
+        covered = max((session.covered for session in past.sessions), default=0)
+        return covered, past.clock_map()
+
+    return follow
+
+
+def _statics() -> tuple[None, Kallsyms | None]:
+    return None, live.kallsyms(needed=False)
+
+
+def running() -> Renamer:
+    """What renames frames by the running system alone, if perf's names agree with it."""
+    clocks = lookup.clocks_now()
+    return Renamer(None, clocks if clocks.knows(PERF) else None, None, _running, doubt=True)
+
+
+def _running() -> tuple[Standing | None, Kallsyms | None]:
+    loaded = live.timeline()
+    return (None if loaded is None else Standing(loaded)), live.kallsyms(needed=False)
+
+
+class Standing:
+    """What is loaded now, and since when: of what was there before, nothing is known."""
+
+    __slots__ = ("_timeline",)
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+
+    @property
+    def extent(self) -> int:
+        return self._timeline.extent
+
+    def at(self, address: int, time_ns: int, /) -> Answer:
+        answer = self._timeline.at(address, time_ns)
+        if answer[0] is None and answer[1] is not UNKNOWN_ADDRESS:
+            return None, OUTSIDE_HISTORY
+        return answer

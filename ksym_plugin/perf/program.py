@@ -1,0 +1,196 @@
+"""The handler as a program of its own: under perf's Python module, or over perf's text.
+
+perf once embedded Python and called a script's functions. It now starts scripts as
+programs, which ``import perf`` and drive a session themselves; what that module offers is
+in tools/perf/python/perf.pyi and tools/perf/util/python.c of Linux. Without it there is
+still what ``perf script`` prints.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ksym_plugin.errors import KsymError
+from ksym_plugin.perf import printed
+from ksym_plugin.perf.handler import Handler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import Any, Final, Protocol
+
+    from ksym_plugin.perf.handler import Options
+
+    class Evsel(Protocol):
+        """``perf.evsel``; its ``str`` is ``evsel(name)``."""
+
+        type: int
+        size: int
+        config: int
+        sample_period: int
+        sample_type: int
+
+    class Named(Protocol):
+        """``perf.callchain_node``; what has no name is ``[unknown]``."""
+
+        @property
+        def symbol(self) -> str | None: ...
+        @property
+        def dso(self) -> str | None: ...
+
+    class Node(Named, Protocol):
+        """``perf.callchain_node``."""
+
+        ip: int
+
+    class Sample(Named, Protocol):
+        """``perf.sample_event``: what is read of it; leaf first."""
+
+        evsel: Evsel
+        callchain: Sequence[Node] | None
+        sample_pid: int
+        sample_tid: int
+        sample_cpu: int
+        sample_ip: int
+        sample_time: int
+        sample_period: int
+        sym_start: int | None
+        sym_end: int | None
+
+
+#: What the module gives for a frame or a file without a name.
+_UNKNOWN: Final = "[unknown]"
+#: The beginning of a perf_event_attr: type, size, config, sample_period, sample_type.
+_ATTR: Final = struct.Struct("=IIQQQ")
+
+
+def run(options: Options) -> int:
+    """The exit status. KsymError if there is nothing to read, or it cannot be read."""
+    perf = _module()
+    if perf is None:
+        return printed.run(options)
+    path = options.input or ("-" if printed.is_fed() else "perf.data")
+    try:
+        source = perf.data(path)
+    except (OSError, ValueError) as error:
+        raise KsymError(f"{path} cannot be read ({error})") from error
+    Samples(perf, source, Handler(options, path)).process()
+    return 0
+
+
+def _module() -> ModuleType | None:
+    """perf's module; another one of its name (there was one on PyPI) has no sessions."""
+    try:
+        import perf
+    except ImportError:
+        return None
+    return perf if hasattr(perf, "session") else None
+
+
+class Samples:
+    """The samples of a ``perf.data``, handed on in the shape embedding perfs gave them.
+
+    OSError or ValueError of the module's are KsymErrors here. A name that is not UTF-8
+    cannot be had from it, and counts as none.
+    """
+
+    def __init__(self, perf: ModuleType, source: object, handler: Handler) -> None:
+        self._handler = handler
+        try:
+            self._session: Any = perf.session(source, sample=self._sample)
+        except (OSError, ValueError) as error:
+            raise KsymError(f"{source} cannot be read ({error})") from error
+
+    def process(self) -> None:
+        try:
+            self._session.process_events()
+        except (OSError, ValueError) as error:
+            raise KsymError(f"perf stopped reading ({error})") from error
+        finally:
+            self._session = None  # It holds this object's method.
+            self._handler.trace_end()
+
+    def _sample(self, sample: Sample) -> None:
+        try:
+            event = self._event(sample)
+        except Exception as error:  # noqa: BLE001 - it would end the session
+            self._handler.tally.failed("left out", error)
+        else:
+            self._handler.process_event(event)
+
+    def _event(self, sample: Sample) -> dict[str, Any]:
+        chain = sample.callchain
+        name = _event_name(sample.evsel)
+        event: dict[str, Any] = {
+            "ev_name": name,
+            "attr": self._handler.recorded.attrs.get(name) or _attr(sample.evsel),
+            "comm": self._comm(sample),
+            "callchain": None if chain is None else [_node(entry) for entry in chain],
+            "sample": {
+                "pid": sample.sample_pid,
+                "tid": sample.sample_tid,
+                "cpu": sample.sample_cpu & 0xFFFF_FFFF,
+                "ip": sample.sample_ip,
+                "time": sample.sample_time,
+                "period": sample.sample_period,
+            },
+        }
+        if not chain:
+            event.update(symbol=_symbol(sample), symoff=_offset(sample), dso=_dso(sample))
+        return event
+
+    def _comm(self, sample: Sample) -> str | None:
+        """The task's name; the module finds the first thread of a process, and may lack others."""
+        for number in (sample.sample_tid, sample.sample_pid):
+            try:
+                comm: str | None = self._session.find_thread(number).comm()
+            except (TypeError, ValueError, OverflowError):
+                continue
+            if comm is not None:
+                return comm
+        return None
+
+
+def _node(entry: Node) -> dict[str, Any]:
+    """A frame; perf's offset in its function is not told."""
+    node: dict[str, Any] = {"ip": entry.ip}
+    name, dso = _symbol(entry), _dso(entry)
+    if name is not None:
+        node["sym"] = {"name": name}
+    if dso is not None:
+        node["dso"] = dso
+    return node
+
+
+def _symbol(thing: Named) -> str | None:
+    try:
+        return None if thing.symbol == _UNKNOWN else thing.symbol
+    except UnicodeDecodeError:
+        return None
+
+
+def _dso(thing: Named) -> str | None:
+    try:
+        return None if thing.dso == _UNKNOWN else thing.dso
+    except UnicodeDecodeError:
+        return None
+
+
+def _offset(sample: Sample) -> int | None:
+    """Where in its function a sample is; of a file's function perf tells it in the file only."""
+    start, end = sample.sym_start, sample.sym_end
+    if start is None or end is None or not start <= sample.sample_ip < end:
+        return None
+    return sample.sample_ip - start
+
+
+def _event_name(evsel: Evsel) -> str:
+    """The name out of ``evsel(name)``."""
+    text = str(evsel)
+    return text[len("evsel(") : -1] if text.startswith("evsel(") and text.endswith(")") else text
+
+
+def _attr(evsel: Evsel) -> bytes:
+    """As much of a perf_event_attr as the module tells; its clock is not in it."""
+    return _ATTR.pack(evsel.type, evsel.size, evsel.config, evsel.sample_period, evsel.sample_type)

@@ -1,0 +1,281 @@
+"""Frames of perf script text under the names they should have.
+
+The same decision as the handler's (``naming.decide``), for a reader that has lines of
+text only: perf's name is read from the line, and a time that perf has cut off after the
+microsecond is every nanosecond of that microsecond.
+"""
+
+from __future__ import annotations
+
+from ksym_plugin.clocks import PERF
+from ksym_plugin.perf.naming import clean, decide, is_bpf_name, is_core, spelled
+from ksym_plugin.perf.text import INLINED, UNKNOWN, FrameLine
+from ksym_plugin.perf.text_tally import COARSE, TextTally
+from ksym_plugin.resolver import FIRST_MARKER, Resolver
+from ksym_plugin.symbols import (
+    BPF_MODULE,
+    EXACT,
+    GRACE,
+    UNKNOWN_ADDRESS,
+    Frame,
+    Reason,
+    Symbol,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Final, Optional
+
+    from ksym_plugin.clocks import ClockMap
+    from ksym_plugin.kallsyms import Kallsyms
+    from ksym_plugin.perf.text import Header
+    from ksym_plugin.resolver import Past
+
+    #: The running system, asked for once and only if a frame wants it.
+    Running = Callable[[], tuple[Optional[Past], Optional[Kallsyms]]]
+
+KERNEL_HALF: Final = 1 << 63
+#: Weights of frames that are the same at all times; no sample has so many frames.
+STANDS: Final = 1
+NAMELESS: Final = 1 << 30
+_GUEST: Final = b"[guest."
+_KERNEL_DSO: Final = "[kernel.kallsyms]"
+#: perf's time of a sample that has none is 0 or all ones, by its version.
+_NO_TIME: Final = 1 << 63
+#: A time that nothing covers.
+_OUTSIDE: Final = (-1, -1)
+_CONTRADICTED: Final = (
+    "the running system was not asked: perf's names in the text are not this kernel's"
+)
+_NOT_SHOWN: Final = (
+    "the running system was not asked: nothing in the text shows that it is of this boot"
+    " (name a history with -H)"
+)
+#: How many of perf's names are kept to judge by whether the running kernel is the text's.
+_WITNESSES: Final = 64
+
+
+class Renamer:
+    """Decides the names of kernel frames, a sample after the other.
+
+    ``past`` with its ``clocks`` is who was where, when; ``clock`` is that of the text.
+    ``follow``, for a history that is being written, waits until it covers a time; it
+    returns how far it goes now, and its clocks.
+    ``running`` gives the running system's past and static symbols, for frames that still
+    have no name; it is used only as long as perf's own names do not contradict it, and
+    with ``doubt`` only if one agrees. KsymError if times of ``clock`` cannot be placed.
+    """
+
+    def __init__(
+        self,
+        past: Past | None = None,
+        clocks: ClockMap | None = None,
+        clock: str | None = None,
+        running: Running | None = None,
+        doubt: bool = False,
+        follow: Callable[[int], tuple[int, ClockMap]] | None = None,
+    ) -> None:
+        self.tally = TextTally()
+        #: Why the running system is not used, if so.
+        self.problem = ""
+        self._past = past
+        self._clocks = clocks
+        self._clock = clock or PERF
+        if past is not None and clocks is not None:
+            clocks.to_monotonic(self._clock, 0)
+        self._running = running
+        self._doubt = doubt
+        self._follow = follow
+        self._covered = 0
+        self._resolver = Resolver(past)
+        self._witnesses: dict[int, int] = {}
+        self._header: Header | None = None
+        self._window: tuple[int, int] | None = _OUTSIDE
+
+    def begin(self, header: Header | None) -> None:
+        """A sample begins; None if the time of what follows is not known."""
+        self._header = header
+        self._window = None
+
+    def replace(self, line: bytes, frame: FrameLine) -> bytes:
+        """The line with the name that holds; the line itself where that is perf's."""
+        if not is_kernel(frame):
+            return line
+        address = frame.address
+        name, dso = _perf_name(frame)
+        self._note(frame, name, dso)
+        answer = self._answer(address)
+        is_wanting = not name or is_bpf_name(name, dso)
+        if self._running is not None and is_wanting and isinstance(answer, Reason):
+            self._ask_running()
+            answer = self._answer(address)
+        if answer is COARSE and name:
+            self.tally.coarse += 1
+            return line
+        held = decide(answer, name, dso, self.tally)
+        if isinstance(held, Frame):
+            offset = f"+{held.offset:#x}" if frame.offset or not name else ""
+            return _rewritten(line, frame, spelled(held) + offset, _dso(held, dso))
+        if held is None:
+            return _rewritten(line, frame, "[unknown]", "[unknown]") if name else line
+        if held == name:
+            return line
+        return _rewritten(line, frame, held + frame.offset.decode("ascii"), None)
+
+    def report(self) -> list[str]:
+        """The tally as text, and why the running system was not asked."""
+        return [*self.tally.lines(), *([self.problem] if self.problem else [])]
+
+    def weight(self, frame: FrameLine) -> int | None:
+        """STANDS or NAMELESS if that is so at all times; 0 for no kernel frame, else None.
+
+        perf's name stands for the core image. Nameless is an address of which neither the
+        past nor the running system knows anything.
+        """
+        if not is_kernel(frame):
+            return 0
+        name, dso = _perf_name(frame)
+        self._note(frame, name, dso)
+        if is_bpf_name(name, dso) or (self._follow and not (name and is_core(dso))):
+            return None
+        if not name and self._running is not None:
+            return None
+        answer = self._answer(frame.address)
+        if not name:
+            return NAMELESS if answer is UNKNOWN_ADDRESS else None
+        is_fixed = answer is UNKNOWN_ADDRESS
+        if isinstance(answer, Frame):
+            is_fixed = answer.module is None
+        return STANDS if is_fixed else None
+
+    def count(self, weight: int) -> None:
+        """Count frames by the sum of their weights."""
+        self.tally.confirmed += weight % NAMELESS
+        if weight >= NAMELESS:
+            unknown = self.tally.unknown
+            why = UNKNOWN_ADDRESS.text
+            unknown[why] = unknown.get(why, 0) + weight // NAMELESS
+
+    def _answer(self, address: int) -> Frame | Reason:
+        """What is known of an address in the sample's window; COARSE if that has two answers."""
+        window = self._window
+        if window is None:
+            window = self._window = self._place()
+        answer = self._resolver.resolve(address, window[0])
+        if window[0] == window[1]:
+            return answer
+        last = self._resolver.resolve(address, window[1])
+        return _common(answer, last)
+
+    # Time
+
+    def _place(self) -> tuple[int, int]:
+        """The sample's window in CLOCK_MONOTONIC."""
+        window = self._header.window() if self._header is not None else None
+        if window is None or not 0 < window[0] < _NO_TIME:
+            return _OUTSIDE
+        if self._clocks is None:
+            return window
+        earliest = self._clocks.to_monotonic(self._clock, window[0])
+        latest = max(earliest, self._clocks.to_monotonic(self._clock, window[1]))
+        if self._follow is not None and latest > self._covered:
+            self._covered, self._clocks = self._follow(latest)
+            if latest > self._covered:  # Who writes it does not get on: wait no more.
+                self._follow = None
+        return earliest, latest
+
+    # The running system
+
+    def _note(self, frame: FrameLine, name: str, dso: str) -> None:
+        """Keep where a function of the core image begins, by perf."""
+        is_told = name and frame.offset and is_core(dso) and not is_bpf_name(name, dso)
+        if self._running is not None and is_told and len(self._witnesses) < _WITNESSES:
+            self._witnesses[frame.address] = int(frame.offset, 16)
+
+    def _ask_running(self) -> None:
+        if self._doubt and not self._witnesses:
+            self.problem = _NOT_SHOWN
+            return
+        ask, self._running = self._running, None
+        if ask is None:
+            return
+        self.problem = ""
+        past, statics = ask()
+        if statics is None:  # It has said why.
+            return
+        verdict = _verdict(self._witnesses, statics)
+        if verdict < 0 or (self._doubt and not verdict):
+            self.problem = _CONTRADICTED if verdict < 0 else _NOT_SHOWN
+            return
+        self._resolver = Resolver(self._past or past, statics)
+
+
+def is_kernel(frame: FrameLine) -> bool:
+    """Whether a line is a frame of this kernel, and no function inlined into one."""
+    if frame.dso is not None and (frame.dso == INLINED or frame.dso.startswith(_GUEST)):
+        return False
+    return len(frame.digits) == 16 and KERNEL_HALF <= frame.address < FIRST_MARKER
+
+
+def _perf_name(frame: FrameLine) -> tuple[str, str]:
+    """perf's name and dso of a frame, each empty where it has none."""
+    dso = "" if frame.dso in (None, UNKNOWN) else text_of(frame.dso or b"")
+    if frame.name == UNKNOWN:
+        return "", clean(dso)
+    name, dso = clean(text_of(frame.name)), clean(dso)
+    # A mark that an earlier run left.
+    return (name.rstrip("?") if is_bpf_name(name.rstrip("?"), dso) else name), dso
+
+
+def _common(first: Frame | Reason, last: Frame | Reason) -> Frame | Reason:
+    """The answer that holds from the first to the last instant of a window."""
+    if isinstance(first, Frame) and isinstance(last, Frame):
+        if first.name == last.name and first.offset == last.offset:
+            return max(first, last, key=_doubtful)
+        return COARSE
+    return first if first is last else COARSE
+
+
+def _doubtful(frame: Frame) -> int:
+    return (EXACT, GRACE).index(frame.certainty) if frame.certainty in (EXACT, GRACE) else 2
+
+
+def _verdict(witnesses: dict[int, int], statics: Kallsyms) -> int:
+    """How many more of perf's names a table agrees with than not: name begins where it does."""
+    verdict = 0
+    for address, offset in witnesses.items():
+        found = statics.find(address)
+        agrees = isinstance(found, Symbol) and found.start == address - offset
+        verdict += 1 if agrees else -1
+    return verdict
+
+
+def _dso(frame: Frame, dso: str) -> str:
+    """As the handler prints it: BPF's readers of this format then take for the kernel's."""
+    if frame.module is None:
+        return dso if is_core(dso) else _KERNEL_DSO
+    return frame.module if frame.module == BPF_MODULE else f"[{frame.module}]"
+
+
+def _rewritten(line: bytes, frame: FrameLine, symbol: str, dso: str | None) -> bytes:
+    """The line with another symbol, and another dso unless that is None."""
+    parts = [line[: frame.name_at], bytes_of(symbol)]
+    if frame.dso is not None:
+        parts += [b" (", frame.dso if dso is None else bytes_of(dso), b")"]
+    return b"".join((*parts, line[frame.end :]))
+
+
+def text_of(name: bytes) -> str:
+    """A name as the core has it; bytes that are not UTF-8 are kept as surrogates."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def bytes_of(name: str) -> bytes:
+    """A name as it is printed; a line can hold none that would end it."""
+    if not name.isprintable():
+        name = "".join(" " if char < " " or char == "\x7f" else char for char in name)
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a surrogate pair: no bytes can have been decoded to it
+        return name.encode("utf-8", "backslashreplace")

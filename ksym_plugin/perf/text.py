@@ -1,0 +1,262 @@
+"""The grammar of ``perf script`` text: what a line is, and where its parts lie.
+
+Lines are bytes, as perf printed them, with or without their line end. A sample is a
+header, then its frames, leaf first, then a blank line::
+
+    comm pid[/tid] [cpu] seconds.fraction: [period] event: [payload]
+    <tab>address symbol[+0xoffset] (dso)
+
+Almost all of it may be missing or hold anything: a task, a symbol and a file may be
+named as whoever owns them likes. So a header is read from its time, a frame from its
+address and from its closing parenthesis, and whatever fits neither is neither. Reading
+a line takes time in proportion to its length, whatever is in it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+#: Some editors begin a file with it.
+BOM: Final = b"\xef\xbb\xbf"
+UNKNOWN: Final = b"[unknown]"
+#: The dso of a function that was inlined into the frame below it, whose address it has.
+INLINED: Final = b"inlined"
+
+_SECOND: Final = 1_000_000_000
+_BLANKS: Final = b" \t\r\n"
+#: A task's name has 15 bytes at the most; of what looks like a time, the last one that
+#: such a name can stand before is the time.
+_HEADER: Final = re.compile(
+    rb"(?:(.{0,15}\S)[ \t]+)?(-?\d+)(?:/(-?\d+))?[ \t]+(?:\[\d+\][ \t]+)?(\d+)\.(\d{1,9}):(.*)",
+    re.DOTALL,
+)
+#: The same behind a longer name, which other tools write.
+_LATER: Final = re.compile(
+    rb"(?<=[ \t])(-?\d+)(?:/(-?\d+))?[ \t]+(?:\[\d+\][ \t]+)?(\d+)\.(\d{1,9}):(.*)", re.DOTALL
+)
+#: ``perf script -F`` without pid and tid.
+_TIME: Final = re.compile(rb"(?<![^ \t])(\d+)\.(\d{6}|\d{9}):(?![^ \t\r])(.*)", re.DOTALL)
+_EVENT: Final = re.compile(rb"[ \t]*(?:(\d+)[ \t]+)?(\S+):(?:[ \t]+(.*))?\Z", re.DOTALL)
+_RECORD: Final = b"PERF_RECORD_"
+
+_ADDRESS: Final = re.compile(rb"[ \t]*([0-9a-f]{1,16})[ \t]")
+_OFFSET: Final = re.compile(rb"\+0x[0-9a-f]+\Z")
+#: perf right-aligns addresses in 16 columns, after a tab in a callchain.
+_ALIGNED: Final = 17
+#: An address in a payload; shorter numbers there are mostly something else.
+_IN_PAYLOAD: Final = re.compile(rb"(?<![^ \t])[0-9a-f]{9,16}(?=[ \t])")
+#: How much is kept of what stands behind times: how many of them, how long at the most.
+_MOST: Final = 1 << 10
+_KEPT: Final = 1 << 8
+_BRANCH: Final = b" => "
+
+
+class Header:
+    """The first line of a sample; a part that is not there is empty.
+
+    ``seconds`` and ``fraction`` are the digits of its time. ``payload`` is what follows the
+    event: a tracepoint's fields, and the only frame where perf printed no callchain.
+    """
+
+    __slots__ = ("comm", "event", "fraction", "payload", "period", "pid", "seconds", "tid")
+
+    def __init__(
+        self,
+        comm: bytes,
+        pid: bytes,
+        tid: bytes,
+        seconds: bytes,
+        fraction: bytes,
+        told: tuple[bytes, bytes, bytes],
+    ) -> None:
+        self.comm = comm
+        #: The process where both are printed, else empty.
+        self.pid = pid
+        self.tid = tid
+        self.seconds = seconds
+        self.fraction = fraction
+        self.period, self.event, self.payload = told
+
+    def window(self) -> tuple[int, int] | None:
+        """First and last ns that the time can stand for: perf cuts it off after the last digit."""
+        if not self.seconds or len(self.seconds) > 12:
+            return None
+        digits = len(self.fraction)
+        earliest = int(self.seconds) * _SECOND + int(self.fraction) * 10 ** (9 - digits)
+        return earliest, earliest + 10 ** (9 - digits) - 1
+
+
+class FrameLine:
+    """A frame and where it stands: ``line[name_at:end]`` is symbol, offset and dso.
+
+    ``name`` is the symbol as printed, without ``offset`` (``+0x1f``, or empty). ``dso`` is
+    None where perf was told to print none.
+    """
+
+    __slots__ = ("digits", "dso", "end", "name", "name_at", "offset")
+
+    def __init__(
+        self, digits: bytes, name_at: int, name: bytes, offset: bytes, dso: bytes | None, end: int
+    ) -> None:
+        self.digits = digits
+        self.name_at = name_at
+        self.name = name
+        self.offset = offset
+        self.dso = dso
+        self.end = end
+
+    @property
+    def address(self) -> int:
+        return int(self.digits, 16)
+
+
+def header(line: bytes) -> Header | None:
+    """The header that a line is, or None. A side-band record is none."""
+    line = (line[3:] if line.startswith(BOM) else line).strip(_BLANKS)
+    found = _HEADER.match(line)
+    if found is not None:
+        comm, pid, tid, seconds, fraction, rest = found.groups()
+    else:
+        found = _LATER.search(line)
+        if found is not None:
+            pid, tid, seconds, fraction, rest = found.groups()
+            comm = line[: found.start()].rstrip(_BLANKS)
+        else:
+            found = _TIME.search(line)
+            if found is None:
+                return _without_time(line)
+            seconds, fraction, rest = found.groups()
+            comm, pid, tid = line[: found.start()].rstrip(_BLANKS), b"", b""
+    told = event_of(rest)
+    if told is None:
+        return None
+    if tid is None:
+        pid, tid = b"", pid
+    return Header(comm or b"", pid, tid, seconds, fraction, told)
+
+
+def parse(line: bytes, is_start: bool) -> Header | FrameLine | None:
+    """What a line is: a header, a frame, or neither.
+
+    ``is_start`` says that a sample can begin here, as it can after a blank line. Within
+    a sample a line that looks like both is a frame if it begins as perf's frames do:
+    there is output that has no blank lines, and there are tasks named like an address.
+    """
+    if not is_start and line.startswith(b"\t"):
+        return frame(line) or header(line)
+    return header(line) or frame(line)
+
+
+def _without_time(line: bytes) -> Header | None:
+    """``java 19983 cycles:``, as old perfs print it."""
+    left, event = _last_word(line)
+    if not event.endswith(b":"):
+        return None
+    before, cpu = _last_word(left)
+    if cpu[:1] == b"[" and cpu[1:-1].isdigit():
+        left = before
+    comm, task = _last_word(left)
+    pid, slash, tid = task.partition(b"/")
+    if not comm or not pid.isdigit() or (slash and not tid.isdigit()):
+        return None
+    pid, tid = (pid, tid) if slash else (b"", pid)
+    return Header(comm, pid, tid, b"", b"", (b"", event[:-1], b""))
+
+
+def _last_word(text: bytes) -> tuple[bytes, bytes]:
+    """What stands before the last word, the blanks between left out, and the word."""
+    words = text.rsplit(None, 1)
+    return (words[0], words[1]) if len(words) == 2 else (b"", text)
+
+
+def is_record(line: bytes) -> bool:
+    """Whether a line that is no header may be a side-band record (perf script --show-…-events)."""
+    return _RECORD in line
+
+
+def event_of(rest: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """Period, event and payload of what follows the time; None for a side-band record."""
+    return _known_event_of(rest) if len(rest) <= _KEPT else _read_event(rest)
+
+
+def _read_event(rest: bytes) -> tuple[bytes, bytes, bytes] | None:
+    if rest.lstrip(_BLANKS).startswith(_RECORD):
+        return None
+    found = _EVENT.match(rest)
+    if found is None:
+        return b"", b"", rest
+    period, event, payload = found.groups()
+    return period or b"", event, payload or b""
+
+
+#: Where there is no payload, samples have little of their own here.
+_known_event_of = lru_cache(_MOST)(_read_event)
+
+
+def frame(line: bytes) -> FrameLine | None:
+    """The frame that a line is, or None."""
+    found = _ADDRESS.match(line)
+    return None if found is None else _frame_at(line, found.start(1), found.end(1))
+
+
+def payload_frame(line: bytes, payload: bytes) -> FrameLine | None:
+    """The frame that a header's payload ends in, in its place in ``line``.
+
+    Numbers of a tracepoint are not taken for one, nor the two ends of a branch.
+    """
+    if not payload.rstrip(_BLANKS).endswith(b")") or _BRANCH in payload:
+        return None
+    starts = [found.span() for found in _IN_PAYLOAD.finditer(payload)]
+    if starts:
+        start, end = starts[-1]
+    else:
+        found = _ADDRESS.match(payload)
+        if found is None:
+            return None
+        start, end = found.span(1)
+    at = line.rindex(payload)
+    return _frame_at(line, at + start, at + end)
+
+
+def _frame_at(line: bytes, start: int, stop: int) -> FrameLine | None:
+    """The frame whose address is ``line[start:stop]``."""
+    digits = line[start:stop]
+    end = len(line.rstrip(_BLANKS))
+    opening = _opening(line, stop, end)
+    if opening is None:
+        # Only where the address stands as perf aligns it: a line of text is no frame.
+        if stop != _ALIGNED or line[:1] != b"\t" or stop >= end:
+            return None
+        dso, symbol_end = None, end
+    else:
+        dso, symbol_end = line[opening + 1 : end - 1], opening - 1
+    symbol = line[stop:symbol_end].lstrip(_BLANKS)
+    name_at = symbol_end - len(symbol)
+    offset = _OFFSET.search(symbol)
+    if offset is None:
+        return FrameLine(digits, name_at, symbol, b"", dso, end)
+    name = symbol[: offset.start()].rstrip(_BLANKS)
+    return FrameLine(digits, name_at, name, offset[0], dso, end)
+
+
+def _opening(line: bytes, start: int, end: int) -> int | None:
+    """Where the parenthesis opens that ``line[:end]`` closes with, after a blank.
+
+    That is the dso's, which can hold others: ``(/memfd:jit (deleted))``.
+    """
+    if end <= start or line[end - 1 : end] != b")":
+        return None
+    last = opening = line.rfind(b" (", start, end)
+    until, depth = end, 0
+    while opening >= 0:
+        depth += line.count(b")", opening, until) - line.count(b"(", opening, until)
+        if depth == 0:
+            return opening + 1
+        until = opening
+        opening = line.rfind(b" (", start, opening)
+    return last + 1 if last >= 0 else None

@@ -1,0 +1,1 @@
+"""Stacks: folded text, repaired, drawn and accounted."""

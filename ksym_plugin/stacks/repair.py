@@ -1,0 +1,199 @@
+"""Addresses that are left in folded stacks, under the names they should have.
+
+A folded stack has no time. Without one an address is named only if the history has a
+single answer for it, whenever that was. All that is not such an address stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+
+from ksym_plugin.perf.naming import spelled
+from ksym_plugin.perf.renaming import bytes_of
+from ksym_plugin.resolver import FIRST_MARKER, Resolver
+from ksym_plugin.stacks.spelling import tidied
+from ksym_plugin.symbols import EXACT, Frame, Reason
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Final, Protocol, Union
+
+    from ksym_plugin.kallsyms import Kallsyms
+    from ksym_plugin.symbols import Lifetime
+    from ksym_plugin.timeline import Answer
+
+    class Recorded(Protocol):
+        """What a history holds of one boot (``history.Past``)."""
+
+        @property
+        def extent(self) -> int: ...
+        def at(self, address: int, time_ns: int, /) -> Answer: ...
+        def lifetimes(self) -> list[Lifetime]: ...
+
+    Found = Union[Frame, Reason]
+
+#: ``ffffffff81000404``, ``0xffffffff81000404``, ``[unknown <ffffffff81000404>]``, and what
+#: may follow; the upper half of the address space is the kernel's.
+_ADDRESS: Final = re.compile(
+    rb"(?:(?:0[xX])?([89a-fA-F][0-9a-fA-F]{15})"
+    rb"|\[[^<>]*<(?:0[xX])?([89a-fA-F][0-9a-fA-F]{15})>\])(_\[[kbij]\])?"
+)
+#: A kernel frame that was folded under its file's name alone.
+_FILE_ONLY: Final = re.compile(rb"\[\[[^<>]*\]\](?:_\[k\])?|\[[^<>]*\]_\[k\]")
+_NUMBER: Final = re.compile(rb"[0-9]+\.?[0-9]*")
+_SEVERAL: Final = Reason("several programs were at this address one after the other")
+_MOST: Final = 1 << 16
+#: A time that nothing covers.
+_NO_TIME: Final = -1
+
+
+class Repairer:
+    """Folded text in, a line at a time, the same text out. ``lines`` says what was done.
+
+    At ``time_ns`` (CLOCK_MONOTONIC) if that is given. Without ``kallsyms`` only BPF symbols
+    have names.
+    """
+
+    def __init__(
+        self,
+        past: Recorded | None,
+        kallsyms: Kallsyms | None = None,
+        time_ns: int | None = None,
+    ) -> None:
+        self._past = past
+        self._time = time_ns
+        self._resolver = Resolver(past, kallsyms)
+        self._answers: dict[int, Found] = {}
+        #: All that was ever held, by start, read once it is wanted.
+        self._held: list[Lifetime] | None = None
+        self._starts: list[int] = []
+        self._longest = 0
+        self.stacks = 0
+        self.named = 0
+        self.without_address = 0
+        self.unnamed: dict[str, int] = {}
+        self.unparsed = 0
+
+    def line(self, line: bytes) -> bytes:
+        """A line of folded text, with or without its line end, as it should be."""
+        stack, number = _split(line)
+        if not number:
+            if line.strip() and not line.startswith(b"#"):
+                self.unparsed += 1
+            return line
+        self.stacks += 1
+        frames = stack.split(b";")
+        repaired = [self._frame(frame) for frame in frames]
+        return line if repaired == frames else b";".join(repaired) + number
+
+    def tally(self) -> list[str]:
+        """What became of the addresses, a line a fact."""
+        left = sum(self.unnamed.values())
+        lines = [f"{self.stacks:,} stacks: {self.named:,} addresses named, {left:,} left"]
+        lines += [
+            f"{count:,} left: {why}"
+            for why, count in sorted(self.unnamed.items(), key=lambda item: -item[1])
+        ]
+        if _SEVERAL.text in self.unnamed:
+            lines.append("say which of them with --at TIME")
+        if self.without_address:
+            lines.append(
+                f"{self.without_address:,} kernel frames have no address: fold with --addrs"
+            )
+        if self.unparsed:
+            lines.append(f"{self.unparsed:,} lines are no stacks with a count; left as they are")
+        return lines
+
+    def _frame(self, frame: bytes) -> bytes:
+        found = _ADDRESS.fullmatch(frame)
+        if found is None:
+            self.without_address += _FILE_ONLY.fullmatch(frame) is not None
+            return frame
+        address = int(found[1] or found[2], 16)
+        if address >= FIRST_MARKER:
+            return frame
+        answer = self._answer(address)
+        if isinstance(answer, Frame):
+            self.named += 1
+            return tidied(bytes_of(spelled(answer))) + (found[3] or b"")
+        self.unnamed[answer.text] = self.unnamed.get(answer.text, 0) + 1
+        return frame
+
+    def _answer(self, address: int) -> Found:
+        answer = self._answers.get(address)
+        if answer is None:
+            if len(self._answers) >= _MOST:
+                self._answers.clear()
+            if self._past is None or self._time is not None:
+                answer = self._resolver.resolve(address, self._time or 0)
+            else:
+                answer = self._ever(address)
+            self._answers[address] = answer
+        return answer
+
+    def _ever(self, address: int) -> Found:
+        """The only symbol that was ever at an address, as far as the history goes."""
+        only: Lifetime | None = None
+        for lifetime in self._reaching(address):
+            if only is not None and _name(only) != _name(lifetime):
+                return _SEVERAL
+            only = lifetime
+        if only is None:
+            return self._resolver.resolve(address, _NO_TIME)
+        symbol = only.symbol
+        offset = address - symbol.start
+        return Frame(address, symbol.name, offset, symbol.module, symbol.kind, EXACT)
+
+    def _reaching(self, address: int) -> Iterator[Lifetime]:
+        """Every lifetime that can have had an address."""
+        if self._held is None:
+            self._read()
+        held = self._held or ()
+        after = bisect_right(self._starts, address)
+        for at in range(after - 1, -1, -1):
+            lifetime = held[at]
+            if lifetime.symbol.start + self._longest <= address:
+                return
+            if lifetime.symbol.end <= address:
+                continue
+            # What was loaded beside an image lies behind its true end.
+            if not lifetime.open_ended or not any(
+                other.symbol.start > lifetime.symbol.start and _coexisted(other, lifetime)
+                for other in held[at + 1 : after]
+            ):
+                yield lifetime
+
+    def _read(self) -> None:
+        held = self._past.lifetimes() if self._past is not None else []
+        self._held = sorted(held, key=lambda lifetime: lifetime.symbol.start)
+        self._starts = [lifetime.symbol.start for lifetime in self._held]
+        lengths = (lifetime.symbol.end - lifetime.symbol.start for lifetime in self._held)
+        self._longest = max(lengths, default=0)
+
+
+def _name(lifetime: Lifetime) -> tuple[int, str]:
+    return lifetime.symbol.start, lifetime.symbol.name
+
+
+def _coexisted(one: Lifetime, other: Lifetime) -> bool:
+    """Whether both were surely there at some time."""
+    return not any(
+        early.unloaded_earliest is not None and early.unloaded_earliest < late.loaded_latest
+        for early, late in ((one, other), (other, one))
+    )
+
+
+def _split(line: bytes) -> tuple[bytes, bytes]:
+    """A stack, and its count with all that stands before and behind it; that is kept as it is."""
+    words = line.rsplit(None, 1)
+    if len(words) != 2 or line[:1] == b"#" or not _NUMBER.fullmatch(words[1]):
+        return line, b""
+    stack = words[0]
+    earlier = stack.rsplit(None, 1)
+    # The two counts of a difference of profiles, behind an address.
+    is_double = len(earlier) == 2 and _NUMBER.fullmatch(earlier[1]) is not None
+    if is_double and _ADDRESS.fullmatch(earlier[0].rpartition(b";")[2]):
+        stack = earlier[0]
+    return stack, line[len(stack) :]

@@ -1,0 +1,190 @@
+"""Who used the kernel's time: samples by BPF program.
+
+A program is what has one id; an image (a trampoline, say) and a program whose id nobody
+knows are one by one what was loaded. Functions of a program are counted together. A
+sample counts once for a program, however often the program is in its stack.
+"""
+
+from __future__ import annotations
+
+from ksym_plugin.stacks.lifetimes import longest, shortest
+from ksym_plugin.symbols import BPF_PROG, bpf_kind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Final
+
+    from ksym_plugin.symbols import Lifetime
+
+    Key = tuple[str, int | str]
+
+#: Frames as the account sees them: not the kernel's, the kernel's own, and BPF's with a number.
+ELSEWHERE: Final = ""
+KERNEL: Final = "k"
+_BPF: Final = "b"
+#: The normal distribution's quantile for an interval of 95 %.
+_Z: Final = 1.96
+
+
+class Program:
+    """What one program used; ``own`` samples ended in it, ``total`` passed through it."""
+
+    __slots__ = ("entries", "functions", "lifetime", "own", "tasks", "total")
+
+    def __init__(self, lifetime: Lifetime | None) -> None:
+        self.lifetime = lifetime
+        self.own = 0
+        self.total = 0
+        #: Samples by the function that was entered first, and by the one they ended in.
+        self.entries: dict[str, int] = {}
+        self.functions: dict[str, int] = {}
+        self.tasks: dict[str, int] = {}
+
+    @property
+    def name(self) -> str:
+        """The function through which it is entered most: the program's own."""
+        return max(sorted(self.entries), key=self.entries.__getitem__, default="")
+
+
+class Counts:
+    """The samples of one event."""
+
+    __slots__ = ("kernel", "programs", "samples")
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.kernel = 0
+        self.programs: dict[Key, Program] = {}
+
+
+class Account:
+    """Counts samples one by one, those of each event for themselves."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, Counts] = {}
+        #: By the number in a frame: the key of its program, its function, its lifetime.
+        self._frames: list[tuple[Key, str, Lifetime | None]] = []
+        self._numbers: dict[tuple[Key, str], str] = {}
+
+    def frame(self, name: str, lifetime: Lifetime | None) -> str:
+        """How a frame of a BPF program is handed to ``add``."""
+        key = _key(name, lifetime)
+        frame = self._numbers.get((key, name))
+        if frame is None:
+            frame = self._numbers[key, name] = f"{_BPF}{len(self._frames)}"
+            self._frames.append((key, name, lifetime))
+        return frame
+
+    def add(self, event: str, comm: str, frames: Sequence[str]) -> None:
+        """A sample; its frames leaf first.
+
+        Of one that did not end in the kernel nothing below it can have been there.
+        """
+        counts = self._events.get(event)
+        if counts is None:
+            counts = self._events[event] = Counts()
+        counts.samples += 1
+        if not frames or frames[0] == ELSEWHERE:
+            return
+        counts.kernel += 1
+        if frames[0].startswith(_BPF):
+            program, function = self._program(counts, frames[0])
+            program.own += 1
+            program.functions[function] = program.functions.get(function, 0) + 1
+        entered: dict[Program, str] = {}
+        for frame in frames:
+            if frame.startswith(_BPF):
+                program, function = self._program(counts, frame)
+                entered[program] = function
+        for program, function in entered.items():
+            program.total += 1
+            program.entries[function] = program.entries.get(function, 0) + 1
+            program.tasks[comm] = program.tasks.get(comm, 0) + 1
+
+    def documents(self) -> list[dict[str, Any]]:
+        """All of it, an event each, for JSON; times are ns of CLOCK_MONOTONIC.
+
+        The event with the most samples is first; programs are ordered by ``own``.
+        """
+        events = sorted(self._events.items(), key=lambda item: (-item[1].samples, item[0]))
+        return [_document(event, counts) for event, counts in events]
+
+    def _program(self, counts: Counts, frame: str) -> tuple[Program, str]:
+        key, function, lifetime = self._frames[int(frame[len(_BPF) :])]
+        program = counts.programs.get(key)
+        if program is None:
+            program = counts.programs[key] = Program(lifetime)
+        return program, function
+
+
+def _document(event: str, counts: Counts) -> dict[str, Any]:
+    programs = sorted(
+        counts.programs.values(), key=lambda program: (-program.own, -program.total, program.name)
+    )
+    return {
+        "event": event,
+        "samples": counts.samples,
+        "kernel_samples": counts.kernel,
+        "bpf_samples": sum(program.own for program in programs),
+        "programs": [_row(program, counts) for program in programs],
+    }
+
+
+def _row(program: Program, counts: Counts) -> dict[str, Any]:
+    life = program.lifetime
+    name = program.name
+    return {
+        "program": life and life.prog_id,
+        "name": name,
+        "kind": bpf_kind(name.rstrip("?")) if life is None else life.symbol.kind,
+        "own": _shares(program.own, counts.samples, counts.kernel),
+        "total": _shares(program.total, counts.samples, counts.kernel),
+        "functions": _ranked(program.functions),
+        "tasks": _ranked(program.tasks),
+        "pid": life and life.pid,
+        "comm": life and life.comm,
+        "loaded": life and [max(life.loaded_earliest, 0) or None, life.loaded_latest],
+        "unloaded": life
+        and life.unloaded_latest
+        and [
+            life.unloaded_earliest,
+            life.unloaded_latest,
+        ],
+        "lived": life and [shortest(life), longest(life)],
+    }
+
+
+def _key(name: str, lifetime: Lifetime | None) -> Key:
+    if lifetime is None:
+        return ("name", name)
+    if lifetime.prog_id is not None and lifetime.symbol.kind == BPF_PROG:
+        return ("program", lifetime.prog_id)
+    return ("lifetime", id(lifetime))
+
+
+def _shares(count: int, samples: int, kernel: int) -> dict[str, Any]:
+    return {
+        "samples": count,
+        "of_all": share(count, samples),
+        "of_kernel": share(count, kernel),
+    }
+
+
+def share(count: int, whole: int) -> dict[str, float]:
+    """A share, and the interval that holds the true one in 95 of 100 profiles.
+
+    By Wilson's formula (doi:10.1080/01621459.1927.10502953), good for small counts too.
+    It takes samples for independent of each other, as a timer's are.
+    """
+    if not whole:
+        return {"share": 0.0, "low": 0.0, "high": 1.0}
+    part, square = count / whole, _Z * _Z
+    centre = (part + square / (2 * whole)) / (1 + square / whole)
+    spread = part * (1 - part) / whole + square / (4 * whole * whole)
+    half = _Z * spread**0.5 / (1 + square / whole)
+    return {"share": part, "low": max(0.0, centre - half), "high": min(1.0, centre + half)}
+
+
+def _ranked(counts: dict[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,246 @@
+"""A flame graph as one SVG file, with all it needs inside.
+
+Names are other people's. What they cannot be in XML, or would do to a reader, they are
+spelled as escapes; they stand in the file as text alone, and the script in it reads them
+as JSON and sets them as text. The same stacks make the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+from ksym_plugin.stacks.folded import (
+    BPF,
+    INLINED,
+    JIT,
+    KERNEL,
+    PYTHON,
+    UNKNOWN,
+    USER,
+    StackFrame,
+    frame_of,
+)
+from ksym_plugin.stacks.names import cut, escaped, readable
+from ksym_plugin.stacks.tree import layout
+from ksym_plugin.symbols import split_bpf_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Final
+
+    from ksym_plugin.stacks.tree import Box, Layout
+
+WIDTH: Final = 1200
+#: Frames narrower than so many pixels are left out.
+LEAST: Final = 0.1
+#: However wide they are: this many are about 2 MB.
+_MOST: Final = 20_000
+
+_PAD, _ROW, _TOP, _FOOT = 12, 18, 84, 32
+#: What a character of the labels is wide, until a browser has measured it.
+_COLUMN: Final = 6.7
+_SHADES: Final = 3
+_ROOT: Final = "root"
+#: The classes in the order of the legend, and what they are called.
+_KINDS: Final = {
+    BPF: "BPF",
+    KERNEL: "kernel",
+    USER: "user",
+    PYTHON: "Python",
+    JIT: "JIT",
+    INLINED: "inlined",
+    UNKNOWN: "unknown",
+    _ROOT: "all",
+}
+
+
+class Picture:
+    """How a flame graph is drawn: ``width`` in pixels, or None for as wide as the window."""
+
+    __slots__ = ("inverted", "least", "title", "width")
+
+    def __init__(
+        self,
+        title: str = "Flame graph",
+        width: int | None = None,
+        least: float = LEAST,
+        inverted: bool = False,
+    ) -> None:
+        self.title = title
+        self.width = width
+        self.least = least
+        self.inverted = inverted
+
+
+def draw(
+    counts: Mapping[str, float],
+    picture: Picture,
+    notes: Mapping[str, Sequence[str]] | None = None,
+) -> Iterator[str]:
+    """The SVG's text, piece by piece. ``notes`` are further lines of frames' tooltips."""
+    width = picture.width or WIDTH
+    total = sum(counts.values())
+    scale = (width - 2 * _PAD) / (total or 1)
+    laid = layout(counts, picture.least / scale, _MOST)
+    boxes = laid.boxes
+    levels = 1 + max(box.depth for box in boxes)
+    height = _TOP + levels * _ROW + _FOOT
+    names = _Names()
+    numbers = [names.number(box) for box in boxes]
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="flame" width="{width}" height="{height}"'
+        f' viewBox="0 0 {width} {height}">\n<title>{escaped(readable(picture.title))}</title>\n'
+        f"<style>{_file('flame.css')}</style>\n"
+    )
+    yield from _head(picture.title, total, _shares(counts, names))
+    yield from _frames(laid, names, numbers, scale, levels, picture.inverted)
+    yield f'<text class="note" x="{_PAD}" y="{height - 12}">{_foot(laid, scale)}</text>\n'
+    document: dict[str, object] = {
+        "pad": _PAD,
+        "row": _ROW,
+        "top": _TOP,
+        "column": _COLUMN,
+        "width": width,
+        "fixed": picture.width,
+        "least": picture.least,
+        "hidden": laid.hidden > 0,
+        "height": height,
+        "levels": levels,
+        "inverted": picture.inverted,
+        "kindNames": list(_KINDS.values()),
+        "names": names.names,
+        "short": names.short,
+        "kinds": [list(_KINDS).index(kind) for kind in names.kinds],
+        "notes": names.notes(notes or {}),
+        "boxes": _flat(boxes, numbers),
+    }
+    yield f"<metadata>{escaped(_json(document))}</metadata>\n"
+    yield f"<script><![CDATA[{_file('flame.js')}]]></script>\n</svg>\n"
+
+
+class _Names:
+    """The frames that are drawn, each kept once: what they are called, and their classes."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.kinds: list[str] = []
+        #: What labels say instead, where the name begins as all of its class do.
+        self.short: dict[int, str] = {}
+        self._numbers: dict[str, int] = {}
+
+    def number(self, box: Box) -> int:
+        if not box.depth:
+            return self._add(StackFrame("all", _ROOT))
+        number = self._numbers.get(box.text)
+        if number is None:
+            number = self._numbers[box.text] = self._add(frame_of(box.text))
+        return number
+
+    def _add(self, frame: StackFrame) -> int:
+        number = len(self.names)
+        self.names.append(readable(_located(frame)))
+        self.kinds.append(frame.kind)
+        program = split_bpf_name(frame.name) if frame.kind == BPF else None
+        if program is not None and program[1]:
+            self.short[number] = readable(program[1])
+        return number
+
+    def label(self, number: int) -> str:
+        return self.short.get(number) or self.names[number]
+
+    def notes(self, notes: Mapping[str, Sequence[str]]) -> dict[int, list[str]]:
+        return {
+            self._numbers[text]: [readable(line) for line in lines]
+            for text, lines in sorted(notes.items())
+            if text in self._numbers
+        }
+
+
+def _located(frame: StackFrame) -> str:
+    if not frame.file:
+        return frame.name
+    return f"{frame.name} ({frame.file}{f':{frame.line}' if frame.line else ''})"
+
+
+def _frames(
+    laid: Layout, names: _Names, numbers: list[int], scale: float, levels: int, inverted: bool
+) -> Iterator[str]:
+    """The rectangles, and the labels of those that have room for one."""
+    labels = []
+    yield '<g class="frames">\n'
+    for box, number in zip(laid.boxes, numbers):
+        name, kind = names.names[number], names.kinds[number]
+        x, wide = _PAD + box.start * scale, box.total * scale
+        y = _TOP + _ROW * (box.depth if inverted else levels - 1 - box.depth)
+        shade = zlib.crc32(name.encode("utf-8")) % _SHADES if box.depth else 0
+        drawn = wide - 0.5 if wide > 3 else wide
+        yield (
+            f'<rect class="{kind}{shade}" x="{x:.2f}" y="{y}" width="{drawn:.2f}"'
+            f' height="{_ROW - 1}"/>\n'
+        )
+        label = cut(names.label(number), int((wide - 8) / _COLUMN))
+        if label:
+            labels.append(f'<text x="{x + 4:.2f}" y="{y + _ROW - 6}">{escaped(label)}</text>\n')
+    yield '</g>\n<g class="labels">\n'
+    yield from labels
+    yield "</g>\n"
+
+
+def _flat(boxes: list[Box], numbers: list[int]) -> list[float]:
+    flat: list[float] = []
+    for box, number in zip(boxes, numbers):
+        flat += (box.depth, box.start, box.total, box.own, number)
+    return flat
+
+
+def _head(title: str, total: float, shares: Mapping[str, float]) -> Iterator[str]:
+    """The title, how many samples there are, and the share of each class, by leaves."""
+    yield f'<text class="title" x="{_PAD}" y="28">{escaped(cut(readable(title), 60))}</text>\n'
+    yield f'<text class="note" x="{_PAD}" y="47">{total:,} samples</text>\n<g>\n'
+    x = _PAD
+    for kind, name in _KINDS.items():
+        if kind not in shares:
+            continue
+        label = f"{name} {100 * shares[kind] / (total or 1):.1f} %"
+        yield f'<rect class="{kind}0" x="{x}" y="58" width="12" height="12" rx="3"/>'
+        yield f'<text class="key" x="{x + 18}" y="68">{label}</text>\n'
+        x += 18 + 8 * len(label) + 10
+    yield "</g>\n"
+
+
+def _shares(counts: Mapping[str, float], names: _Names) -> dict[str, float]:
+    """Samples by the class of the frame that they ended in; classes that only call have 0."""
+    kinds: dict[str, str] = {}
+    shares = dict.fromkeys(names.kinds, 0.0)
+    del shares[_ROOT]
+    for stack, count in counts.items():
+        leaf = stack.rpartition(";")[2]
+        kind = kinds.get(leaf)
+        if kind is None:
+            kind = kinds[leaf] = frame_of(leaf).kind
+        shares[kind] = shares.get(kind, 0) + count
+    return shares
+
+
+def _foot(laid: Layout, scale: float) -> str:
+    if not laid.hidden:
+        return "Every frame is drawn."
+    least = min(box.total for box in laid.boxes) * scale
+    share = 100 * laid.hidden / laid.boxes[0].total
+    return (
+        f"Frames under {least:.2g} px are not drawn; they cut {share:.2g} % of the samples short."
+    )
+
+
+def _json(document: dict[str, object]) -> str:
+    import json
+
+    return json.dumps(document, separators=(",", ":"))
+
+
+def _file(name: str) -> str:
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+    with open(path, encoding="utf-8") as file:
+        return file.read()

@@ -1,0 +1,164 @@
+"""``ksym report`` on a perf.data recorded on the spot, against a count by addresses.
+
+Five programs, one with subprograms, run for known times in one process. perf's text is
+counted by where the kernel says the programs are, without any name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.oracle import procs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+KSYM = [sys.executable, "-m", "ksym_plugin.cli"]
+#: Loads five programs and runs each for a time of its own; says where they are, in JSON.
+CHILD = """
+import json, sys, time
+from tests.oracle import programs, rawbpf
+from tests.oracle.runner import burn, set_comm
+fds = [programs.plain(f"account_{number}", number + 1) for number in range(4)]
+fds.append(programs.with_subprograms("account_4", ["account_main", "account_sub"], 9))
+known = {}
+for turn in range(10):
+    for number, fd in enumerate(fds):
+        set_comm(f"w{number}")
+        burn(fd, (number + 1) * 8_000_000)
+for number, fd in enumerate(fds):
+    info = rawbpf.info(fd)
+    known[info.id] = [number, [[s, s + n] for s, n in zip(info.starts, info.lens)]]
+print(json.dumps(known))
+"""
+#: For how long each ran, of all five.
+TIMES = {number: (number + 1) / 15 for number in range(5)}
+
+pytestmark = pytest.mark.usefixtures("perf", "perf_python")
+
+
+class Recorded:
+    """A perf.data with its history, and what is known of its programs, by their ids."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data, history = str(folder / "perf.data"), str(folder / "ksym.db")
+        perf = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "4000", "-g", "-o", self.data]
+        line = [*KSYM, "record", "-o", history, "--", *perf, "--", sys.executable, "-c", CHILD]
+        known = json.loads(procs.run(line, 60).out.splitlines()[-1])
+        self.numbers = {int(prog_id): number for prog_id, (number, _) in known.items()}
+        self.ranges = {int(prog_id): ranges for prog_id, (_, ranges) in known.items()}
+
+    def holder(self, address: int) -> int | None:
+        for prog_id, ranges in self.ranges.items():
+            if any(start <= address < end for start, end in ranges):
+                return prog_id
+        return None
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return Recorded(tmp_path_factory.mktemp("account"))
+
+
+@pytest.fixture(scope="module")
+def counted(recorded: Recorded) -> dict[str, Any]:
+    """Samples by program id from perf's own text, and those whose leaf is in the kernel."""
+    text = procs.run(["perf", "script", "-i", recorded.data, "-F", "comm,ip"], 60).out
+    own: Counter[int | None] = Counter()
+    total: Counter[int | None] = Counter()
+    samples = kernel = bare = 0
+    for block in text.strip().split("\n\n"):
+        addresses = [int(line, 16) for line in block.splitlines()[1:]]
+        samples += 1
+        if not addresses:  # Its leaf is known, but not printed.
+            bare += 1
+            continue
+        kernel += addresses[0] >= 1 << 63
+        holders = [recorded.holder(address) for address in addresses]
+        own[holders[0]] += 1
+        total.update(set(holders))
+    assert bare < samples / 100
+    return {"samples": samples, "kernel": kernel, "bare": bare, "own": own, "total": total}
+
+
+@pytest.fixture(scope="module")
+def reported(recorded: Recorded) -> dict[str, Any]:
+    return json.loads(procs.run([*KSYM, "report", "-i", recorded.data, "--json"], 60).out)
+
+
+def test_samples_are_those_of_perf_s_text(
+    recorded: Recorded, counted: dict[str, Any], reported: dict[str, Any]
+) -> None:
+    rows = {row["program"]: row for row in reported["programs"]}
+    assert set(recorded.numbers) <= set(rows)
+    for prog_id in recorded.numbers:
+        for count in ("own", "total"):
+            found = rows[prog_id][count]
+            assert 0 <= found["samples"] - counted[count][prog_id] <= counted["bare"]
+            whole = found["samples"] / reported["kernel_samples"]
+            assert found["of_kernel"]["share"] == pytest.approx(whole)
+    assert reported["samples"] == counted["samples"]
+    assert 0 <= reported["kernel_samples"] - counted["kernel"] <= counted["bare"]
+
+
+def test_shares_are_those_of_the_times_they_ran(
+    recorded: Recorded, reported: dict[str, Any]
+) -> None:
+    rows = [row for row in reported["programs"] if row["program"] in recorded.numbers]
+    whole = sum(row["own"]["samples"] for row in rows)
+    assert whole > 1000
+    for row in rows:
+        expected = TIMES[recorded.numbers[row["program"]]]
+        # Three standard deviations, and what calling them and other work takes.
+        error = 3 * (expected * (1 - expected) / whole) ** 0.5 + 0.03
+        assert row["own"]["samples"] / whole == pytest.approx(expected, abs=error)
+
+
+def test_who_ran_them(recorded: Recorded, reported: dict[str, Any]) -> None:
+    for row in reported["programs"]:
+        if row["program"] in recorded.numbers:
+            comm, samples = next(iter(row["tasks"].items()))
+            assert comm == f"w{recorded.numbers[row['program']]}"
+            assert samples >= 0.98 * row["total"]["samples"]
+            assert row["lived"][1] is None or row["lived"][1] > 1_000_000_000
+
+
+def test_a_program_with_subprograms_is_one_row(
+    recorded: Recorded, reported: dict[str, Any]
+) -> None:
+    (row,) = [row for row in reported["programs"] if recorded.numbers.get(row["program"]) == 4]
+    assert row["name"].endswith("_account_main")
+    assert any(function.endswith("_account_sub") for function in row["functions"])
+
+
+def test_the_table(recorded: Recorded, reported: dict[str, Any]) -> None:
+    done = procs.run([*KSYM, "report", "-i", recorded.data, "--filter", "account_"], 60)
+    lines = done.out.splitlines()
+    assert len(lines) == 8
+    ids = [int(line.split()[0]) for line in lines[3:]]
+    assert ids == [
+        row["program"] for row in reported["programs"] if row["program"] in recorded.numbers
+    ]
+
+
+@pytest.mark.parametrize("form", ["svg", "speedscope"])
+def test_pictures_hold_every_sample(recorded: Recorded, counted: dict[str, Any], form: str) -> None:
+    out = procs.run([*KSYM, "script", "-i", recorded.data, "--format", form], 60).out
+    if form == "speedscope":
+        merged, *threads = json.loads(out)["profiles"]
+        assert sum(merged["weights"]) == counted["samples"]
+        assert sum(profile["endValue"] for profile in threads) == counted["samples"]
+        return
+    root = ET.fromstring(out)
+    data = json.loads(root.find("{http://www.w3.org/2000/svg}metadata").text)
+    assert data["boxes"][2] == counted["samples"]
+    told = {re.match(r"program (\d+)", lines[0])[1] for lines in data["notes"].values()}
+    assert set(map(str, recorded.numbers)) <= told

@@ -1,0 +1,1 @@
+"""What tells iovisor's bcc from others of its name."""

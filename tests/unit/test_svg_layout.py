@@ -1,0 +1,87 @@
+"""The boxes of a flame graph, against sums over every prefix of the stacks."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ksym_plugin.stacks.tree import MOST_DEEP, Box, layout
+
+#: With characters that sort before the separator, and names that begin other names.
+_FRAME = st.sampled_from(["a", "a!", "a b", "ab", "b", "", ";"[:0] + "~", "a\x01"])
+_STACKS = st.dictionaries(
+    st.lists(_FRAME, min_size=1, max_size=5).map(";".join), st.integers(1, 50), max_size=12
+)
+
+
+def by_prefix(counts: dict[str, int]) -> dict[tuple[str, ...], tuple[int, int]]:
+    """Each path with its samples, and those that ended there."""
+    sums: dict[tuple[str, ...], tuple[int, int]] = {(): (sum(counts.values()), 0)}
+    for stack, count in counts.items():
+        path = tuple(stack.split(";"))
+        for end in range(1, len(path) + 1):
+            total, own = sums.get(path[:end], (0, 0))
+            sums[path[:end]] = (total + count, own + count * (end == len(path)))
+    return sums
+
+
+def paths(boxes: list[Box]) -> dict[tuple[str, ...], Box]:
+    """Boxes by their paths; parents come before children."""
+    found = {}
+    path: list[str] = []
+    for box in boxes:
+        del path[max(0, box.depth - 1) :]
+        if box.depth:
+            path.append(box.text)
+        assert len(path) == box.depth, "a box without the one it stands on"
+        assert tuple(path) not in found, "a box drawn twice"
+        found[tuple(path)] = box
+    return found
+
+
+@given(_STACKS)
+def test_every_prefix_is_a_box(counts: dict[str, int]) -> None:
+    laid = layout(counts, 0, 10**6)
+    found = paths(laid.boxes)
+    assert {path: (box.total, box.own) for path, box in found.items()} == by_prefix(counts)
+    assert laid.hidden == 0
+
+
+@given(_STACKS)
+def test_boxes_lie_within_their_parents_and_beside_each_other(counts: dict[str, int]) -> None:
+    found = paths(layout(counts, 0, 10**6).boxes)
+    edge: dict[tuple[str, ...], float] = {}
+    for path, box in found.items():
+        if path:
+            parent = found[path[:-1]]
+            assert box.start >= edge.get(path[:-1], parent.start)
+            assert box.start + box.total <= parent.start + parent.total
+            edge[path[:-1]] = box.start + box.total
+
+
+@given(_STACKS, st.integers(0, 60), st.integers(1, 20))
+def test_what_is_left_out(counts: dict[str, int], least: int, most: int) -> None:
+    laid = layout(counts, least, most)
+    found = paths(laid.boxes)
+    sums = by_prefix(counts)
+    assert {path: (box.total, box.own) for path, box in found.items()}.items() <= sums.items()
+    assert len(found) <= most
+    assert all(box.total >= least for path, box in found.items() if path)
+    cut = [path for path in sums if path not in found and path[:-1] in found]
+    assert laid.hidden == sum(sums[path][0] for path in cut)
+    kept = min((box.total for path, box in found.items() if path), default=0)
+    assert all(sums[path][0] <= kept or not kept for path in cut)
+
+
+def test_the_order_of_the_input_does_not_matter() -> None:
+    counts = {"b;c": 1, "a": 2, "a;z": 3, "a!;c": 4}
+    forward = layout(counts, 0, 100).boxes
+    backward = layout(dict(reversed(counts.items())), 0, 100).boxes
+    assert [(b.text, b.start, b.depth) for b in forward] == [
+        (b.text, b.start, b.depth) for b in backward
+    ]
+
+
+def test_depth_is_bounded() -> None:
+    laid = layout({";".join("x" * 50_000): 1}, 0, 10**6)
+    assert max(box.depth for box in laid.boxes) == MOST_DEEP

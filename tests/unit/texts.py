@@ -1,0 +1,77 @@
+"""perf script text for tests, and a history small enough to be seen through."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.perf.annotate import Annotator
+from ksym_plugin.perf.renaming import Renamer
+from ksym_plugin.stacks.fold import Folder, Options
+from ksym_plugin.stacks.spelling import Style
+from ksym_plugin.timeline import Timeline
+from tests.unit.helpers import load, timeline_of, unload
+
+SHARED = Path(__file__).parents[3] / "shared"
+CORPUS = SHARED / "corpus"
+#: A folder with checkouts of brendangregg/FlameGraph and jonhoo/inferno.
+REFERENCE = os.environ.get("KSYM_REFERENCE", "")
+
+TABLE = b"ffffffff81000000 T _text\nffffffff81000400 T alpha\nffffffff81000500 T beta\n"
+TABLE += b"ffffffff82000000 T _etext\n"
+A, B = "bpf_prog_00000000000000aa_a", "bpf_prog_00000000000000bb_b"
+#: One place that A has from 5.000000100 s on and B from 6.000000500 s on.
+PLACE = 0xFFFFFFFFC0001000
+SECOND = 1_000_000_000
+
+
+def one_place() -> Timeline:
+    return timeline_of(
+        load(PLACE, 64, A, 5 * SECOND + 100),
+        unload(PLACE, 6 * SECOND + 200),
+        load(PLACE, 64, B, 6 * SECOND + 500),
+    )
+
+
+def statics(table: bytes = TABLE) -> Kallsyms:
+    return Kallsyms.parse(table)
+
+
+def renamer(past: Timeline | None = None, table: bytes | None = None) -> Renamer:
+    """By a past, and by a table of the running system that needs no proof."""
+    running = None if table is None else lambda: (None, statics(table))
+    return Renamer(past if past is not None else Timeline(), None, None, running)
+
+
+def annotated(text: bytes, by: Renamer | None = None, piece: int = 1 << 20) -> bytes:
+    annotator = Annotator(by if by is not None else renamer())
+    pieces = [text[at : at + piece] for at in range(0, len(text), piece)]
+    return b"".join([*map(annotator.feed, pieces), annotator.close()])
+
+
+def folder_of(
+    text: bytes, by: Renamer | None = None, piece: int = 1 << 20, **how: object
+) -> Folder:
+    style = Style(**{name: how.pop(name) for name in Style.__slots__ if name in how})  # type: ignore[arg-type]
+    folder = Folder(Options(style, **how), by)  # type: ignore[arg-type]
+    for at in range(0, len(text), piece):
+        folder.feed(text[at : at + piece])
+    folder.close()
+    return folder
+
+
+def folded(text: bytes, by: Renamer | None = None, **how: object) -> dict[str, int]:
+    counts = folder_of(text, by, **how).sums.counts
+    return {stack.decode("utf-8", "surrogateescape"): count for stack, count in counts.items()}
+
+
+def corpus(pattern: str = "*[tp]") -> list:
+    """The texts of the corpus, as parameters; one that is skipped where there is none."""
+    files = [path for path in sorted(CORPUS.glob(pattern)) if path.suffix in (".txt", ".dump")]
+    if not files:
+        why = f"{CORPUS} is absent"
+        return [pytest.param(CORPUS, marks=pytest.mark.skip(reason=why), id="absent")]
+    return [pytest.param(path, id=path.name) for path in files]
