@@ -31,9 +31,11 @@ format: setup ## let ruff mend what it can
 
 unit: setup ## unit tests on every Python from 3.9 to 3.13 that is here, with coverage
 	@scripts/setup browser
+	@scripts/setup compiler
 	@scripts/unit
 
 live: setup ## live tests against this kernel (root; says what it skips and why)
+	@scripts/setup compiler
 	@timeout --foreground --kill-after=30 $(LIVE_SECONDS) $(PYTHON) -m pytest tests/live -ra
 
 vm: setup ## tests on stock kernels 6.1 and 6.12 under QEMU (root, for the first run)

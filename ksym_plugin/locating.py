@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from ksym_plugin.elf_lines import ImageLines
     from ksym_plugin.line_table import Line
     from ksym_plugin.symbols import Lifetime, Reason
-    from ksym_plugin.timeline import Answer
-
-    class Past(Protocol):
-        """Who was where, when."""
-
-        def at(self, address: int, time_ns: int, /) -> Answer: ...
 
     class Lines(Protocol):
         """The source lines of programs, and what trampolines trace."""
@@ -32,37 +26,31 @@ if TYPE_CHECKING:
 
 
 class Locator:
-    """Adds lines to the frames that a Resolver has made of the same ``past``.
+    """Adds lines to the frames that a Resolver has made.
 
     ``image`` knows the lines of the kernel image, or is None.
     """
 
-    def __init__(self, past: Past, lines: Lines, image: ImageLines | None = None) -> None:
-        self._past = past
+    def __init__(self, lines: Lines, image: ImageLines | None = None) -> None:
         self._lines = lines
         self._image = image
 
-    def locate(
-        self, frames: Sequence[Frame | Reason], time_ns: int, first_is_leaf: bool = True
-    ) -> None:
-        """Fill in ``file``, ``line``, ``text`` and ``traced`` of a callchain's frames, leaf first.
-
-        ``time_ns`` is that of the sample, in CLOCK_MONOTONIC ns.
-        """
+    def locate(self, frames: Sequence[Frame | Reason], first_is_leaf: bool = True) -> None:
+        """Fill in ``file``, ``line``, ``text`` and ``traced`` of a callchain, leaf first."""
         for depth, frame in enumerate(frames):
             if not isinstance(frame, Frame):
                 continue
             if frame.kind == BPF_TRAMPOLINE:
-                lifetime = self._past.at(frame.address, time_ns)[0]
+                lifetime = frame.lifetime
                 frame.traced = None if lifetime is None else self._lines.traced(lifetime)
             elif frame.kind in (BPF_PROG, KERNEL):
                 back = 0 if first_is_leaf and depth == 0 else 1
-                self._fill(frame, max(frame.offset - back, 0), time_ns)
+                self._fill(frame, max(frame.offset - back, 0))
 
-    def _fill(self, frame: Frame, offset: int, time_ns: int) -> None:
+    def _fill(self, frame: Frame, offset: int) -> None:
         found = None
         if frame.kind == BPF_PROG:
-            lifetime = self._past.at(frame.address, time_ns)[0]
+            lifetime = frame.lifetime
             found = None if lifetime is None else self._lines.line(lifetime, offset)
         elif self._image is not None:
             found = self._image.line(frame.address - frame.offset + offset)

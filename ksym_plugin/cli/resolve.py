@@ -79,7 +79,7 @@ def command(
             time_ns = time.monotonic_ns()
         kernel, lines = image.opened(vmlinux, with_lines, known, statics, stack)
         resolver = Resolver(past, kernel or statics)
-        locator = Locator(past or live.Unrecorded(), programs, lines)
+        locator = Locator(programs, lines)
         # One call an address: stdin may hold any number, and is answered as it comes.
         found = (
             (address, _located(resolver, locator, address, time_ns, chain and depth > 0))
@@ -95,7 +95,7 @@ def _located(
     resolver: Resolver, locator: Locator, address: int, time_ns: int, is_caller: bool
 ) -> Frame | Reason:
     frame = resolver.resolve(address, time_ns)
-    locator.locate([frame], time_ns, not is_caller)
+    locator.locate([frame], not is_caller)
     return frame
 
 

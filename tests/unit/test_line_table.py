@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.line_table import LineTable, pack, unpack
@@ -29,6 +29,7 @@ def slowly(rows: list[Row], offset: int) -> Row | None:
 
 
 @given(st.lists(_ROWS, max_size=5), st.integers(0, 6), st.integers(0, 320))
+@settings(deadline=None)
 def test_finds_what_a_linear_search_finds(
     functions: list[list[Row]], number: int, offset: int
 ) -> None:
@@ -55,6 +56,7 @@ def test_same_rows_make_the_same_bytes() -> None:
 
 
 @given(st.binary(max_size=200))
+@settings(deadline=None)
 def test_any_bytes_unpack_to_something_harmless(data: bytes) -> None:
     for table in (unpack(data), unpack(zlib.compress(data))):
         assert isinstance(table, LineTable)
@@ -63,6 +65,7 @@ def test_any_bytes_unpack_to_something_harmless(data: bytes) -> None:
 
 
 @given(st.lists(_ROWS, min_size=1, max_size=3), st.data())
+@settings(deadline=None)
 def test_a_damaged_table_is_harmless(functions: list[list[Row]], data: st.DataObject) -> None:
     plain = bytearray(zlib.decompress(pack(functions)))
     at = data.draw(st.integers(0, len(plain) - 1))

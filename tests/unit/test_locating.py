@@ -29,7 +29,7 @@ def lines_of(addresses: list[int], first_is_leaf: bool = True) -> list[int | Non
         load(BASE, 64, NAME, 100, 7), load(BASE + 64, 64, "bpf_trampoline_1", 100, None, True)
     )
     frames = Resolver(past).frames(addresses, 200)
-    Locator(past, Lines()).locate(frames, 200, first_is_leaf)
+    Locator(Lines()).locate(frames, first_is_leaf)
     return [frame.line if isinstance(frame, Frame) else None for frame in frames]
 
 
@@ -49,7 +49,7 @@ def test_what_is_no_program_or_has_no_name_has_no_line() -> None:
 def test_a_trampoline_says_what_it_traces() -> None:
     past = timeline_of(load(BASE, 64, "bpf_trampoline_6442467359", 100, None, True))
     frames = Resolver(past).frames([BASE + 8], 200)
-    Locator(past, Lines()).locate(frames, 200)
+    Locator(Lines()).locate(frames)
     assert isinstance(frames[0], Frame)
     assert frames[0].traced == "target of 6442467359"
 
