@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO, Final, Optional
 
-    from ksym_plugin.perf.renaming import TextTally
+    from ksym_plugin.perf.text_tally import TextTally
 
     Range = tuple[int, int]
     #: ``--history`` and ``--clock``.

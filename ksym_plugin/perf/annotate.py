@@ -11,7 +11,6 @@ import re
 
 from ksym_plugin.perf import text
 from ksym_plugin.perf.lines import Cutter
-from ksym_plugin.perf.renaming import is_kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,12 +24,12 @@ _KEPT: Final = 1 << 10
 #: A user frame as perf prints it: most of them, at a glance.
 _USER: Final = re.compile(rb"\t *(?:[0-9a-f]{1,15}|[0-7][0-9a-f]{15}) .* \(.*\)", re.DOTALL)
 #: Weighs more than all the frames of any sample.
-SLOW: Final = 1 << 40
+SLOW: Final = 1 << 60
 
 
 class Weights(dict[bytes, int]):
-    """Of a line within a sample: 1 for a kernel frame that stands, 0 for what is no kernel
-    frame; SLOW for everything that has to be looked at in its place."""
+    """A line's weight within a sample (``Renamer.weight``); SLOW for everything that has to be
+    looked at in its place."""
 
     def __init__(self, renamer: Renamer) -> None:
         super().__init__()
@@ -39,12 +38,14 @@ class Weights(dict[bytes, int]):
     def __missing__(self, line: bytes) -> int:
         if not line:
             return 0
-        weight = 0
+        weight: int | None = 0
         if not _USER.fullmatch(line):
             frame = text.parse(line, False)
-            if not isinstance(frame, text.FrameLine) or not self._renamer.is_settled(frame):
+            if not isinstance(frame, text.FrameLine):
                 return SLOW
-            weight = 1 if is_kernel(frame) else 0
+            weight = self._renamer.weight(frame)
+        if weight is None:
+            return SLOW
         if len(line) <= _KEPT:
             if len(self) >= _MOST:
                 self.clear()
@@ -102,7 +103,7 @@ class Annotator:
         weight = sum(weights)
         if weight >= SLOW:
             return b"\n".join((first, *map(self._weighed, lines, weights)))
-        self._tally.confirmed += weight
+        self._renamer.count(weight)
         self._has_frames = bool(lines[0])
         if not lines[-1]:
             self._blank()
@@ -110,10 +111,10 @@ class Annotator:
 
     def _weighed(self, line: bytes, weight: int) -> bytes:
         """A line that may be known to stay as it is."""
-        if weight >= SLOW or not line:
+        if weight >= SLOW or not line or self._is_start:
             return self._line(line)
         self._has_frames = True
-        self._tally.confirmed += weight
+        self._renamer.count(weight)
         return line
 
     def _begin_sample(self, header: text.Header | None) -> None:

@@ -8,8 +8,9 @@ microsecond is every nanosecond of that microsecond.
 from __future__ import annotations
 
 from ksym_plugin.clocks import PERF
-from ksym_plugin.perf.naming import Tally, clean, decide, is_bpf_name, is_core, spelled
+from ksym_plugin.perf.naming import clean, decide, is_bpf_name, is_core, spelled
 from ksym_plugin.perf.text import INLINED, UNKNOWN, FrameLine
+from ksym_plugin.perf.text_tally import COARSE, TextTally
 from ksym_plugin.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.symbols import (
     BPF_MODULE,
@@ -35,13 +36,15 @@ if TYPE_CHECKING:
     Running = Callable[[], tuple[Optional[Past], Optional[Kallsyms]]]
 
 KERNEL_HALF: Final = 1 << 63
+#: Weights of frames that are the same at all times; no sample has so many frames.
+STANDS: Final = 1
+NAMELESS: Final = 1 << 30
 _GUEST: Final = b"[guest."
 _KERNEL_DSO: Final = "[kernel.kallsyms]"
 #: perf's time of a sample that has none is 0 or all ones, by its version.
 _NO_TIME: Final = 1 << 63
 #: A time that nothing covers.
 _OUTSIDE: Final = (-1, -1)
-_COARSE: Final = Reason("two symbols followed each other here within what perf prints of the time")
 _CONTRADICTED: Final = (
     "the running system was not asked: perf's names in the text are not this kernel's"
 )
@@ -51,37 +54,6 @@ _NOT_SHOWN: Final = (
 )
 #: How many of perf's names are kept to judge by whether the running kernel is the text's.
 _WITNESSES: Final = 64
-
-
-class TextTally(Tally):
-    """The tally of a text: also what could not be read, and what times were too coarse for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.coarse = 0
-        self.unparsed = 0
-
-    @property
-    def frames(self) -> int:
-        return super().frames + self.coarse
-
-    def lines(self) -> list[str]:
-        lines = super().lines()
-        if self.coarse:
-            lines.append(f"{self.coarse:,} are as perf had them: {_COARSE.text}")
-        if self.unparsed:
-            lines.append(f"{self.unparsed:,} lines are neither header nor frame; left as they are")
-        return lines
-
-    def add(self, other: TextTally) -> None:
-        """Take in the tally of another part of the same text."""
-        for count, value in vars(other).items():
-            if isinstance(value, dict):
-                mine = getattr(self, count)
-                for what, number in value.items():
-                    mine[what] = mine.get(what, 0) + number
-            else:
-                setattr(self, count, getattr(self, count) + value)
 
 
 class Renamer:
@@ -138,7 +110,7 @@ class Renamer:
         if self._running is not None and is_wanting and isinstance(answer, Reason):
             self._ask_running()
             answer = self._answer(address)
-        if answer is _COARSE and name:
+        if answer is COARSE and name:
             self.tally.coarse += 1
             return line
         held = decide(answer, name, dso, self.tally)
@@ -155,21 +127,38 @@ class Renamer:
         """The tally as text, and why the running system was not asked."""
         return [*self.tally.lines(), *([self.problem] if self.problem else [])]
 
-    def is_settled(self, frame: FrameLine) -> bool:
-        """Whether perf's name stands for this frame at all times, as the core image's does."""
+    def weight(self, frame: FrameLine) -> int | None:
+        """STANDS or NAMELESS if that is so at all times; 0 for no kernel frame, else None.
+
+        perf's name stands for the core image. Nameless is an address of which neither the
+        past nor the running system knows anything.
+        """
         if not is_kernel(frame):
-            return True
+            return 0
         name, dso = _perf_name(frame)
         self._note(frame, name, dso)
-        if not name or is_bpf_name(name, dso) or (self._follow and not is_core(dso)):
-            return False
+        if is_bpf_name(name, dso) or (self._follow and not (name and is_core(dso))):
+            return None
+        if not name and self._running is not None:
+            return None
         answer = self._answer(frame.address)
+        if not name:
+            return NAMELESS if answer is UNKNOWN_ADDRESS else None
+        is_fixed = answer is UNKNOWN_ADDRESS
         if isinstance(answer, Frame):
-            return answer.module is None
-        return answer is UNKNOWN_ADDRESS
+            is_fixed = answer.module is None
+        return STANDS if is_fixed else None
+
+    def count(self, weight: int) -> None:
+        """Count frames by the sum of their weights."""
+        self.tally.confirmed += weight % NAMELESS
+        if weight >= NAMELESS:
+            unknown = self.tally.unknown
+            why = UNKNOWN_ADDRESS.text
+            unknown[why] = unknown.get(why, 0) + weight // NAMELESS
 
     def _answer(self, address: int) -> Frame | Reason:
-        """What is known of an address in the sample's window; _COARSE if that has two answers."""
+        """What is known of an address in the sample's window; COARSE if that has two answers."""
         window = self._window
         if window is None:
             window = self._window = self._place()
@@ -244,8 +233,8 @@ def _common(first: Frame | Reason, last: Frame | Reason) -> Frame | Reason:
     if isinstance(first, Frame) and isinstance(last, Frame):
         if first.name == last.name and first.offset == last.offset:
             return max(first, last, key=_doubtful)
-        return _COARSE
-    return first if first is last else _COARSE
+        return COARSE
+    return first if first is last else COARSE
 
 
 def _doubtful(frame: Frame) -> int:

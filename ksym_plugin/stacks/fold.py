@@ -11,9 +11,10 @@ import re
 from ksym_plugin.perf import text
 from ksym_plugin.perf.annotate import SLOW, Weights
 from ksym_plugin.perf.lines import Cutter
-from ksym_plugin.perf.text import UNKNOWN
-from ksym_plugin.stacks.inline import Inliner
-from ksym_plugin.stacks.spelling import CONTROLS, Style, spelled, task
+from ksym_plugin.stacks.pieces import Options, Pieces
+from ksym_plugin.stacks.spelling import CONTROLS, task
+
+__all__ = ["Folder", "Options", "Sums"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,92 +24,7 @@ if TYPE_CHECKING:
     from ksym_plugin.perf.renaming import Renamer
 
 _BRACKETED: Final = re.compile(rb"\[[^\]]*\]")
-#: A frame as perf aligns it: the parts besides its address and offset, if it has one.
-_FUNCTION: Final = re.compile(
-    rb"\t *[0-9a-f]+(?<=\t.{16}) (?:(.*\S)\+0x[0-9a-f]+( \(.*\))|(.*\)))", re.DOTALL
-)
-#: What is kept of lines: how many, and how long at the most.
-_MOST: Final = 1 << 17
-_KEPT: Final = 1 << 10
 _LONGEST_COUNT: Final = 18
-
-
-class Options:
-    """How to fold; by default as stackcollapse-perf.pl does.
-
-    ``event`` is the only one counted, None for the first that comes. ``srcline`` says that
-    a line with the source follows each frame (perf script -F +srcline). ``inline`` asks
-    addr2line what was inlined, with ``context`` also for source lines.
-    """
-
-    __slots__ = ("context", "event", "inline", "pid", "srcline", "style", "tid")
-
-    def __init__(
-        self,
-        style: Style | None = None,
-        pid: bool = False,
-        tid: bool = False,
-        event: bytes | None = None,
-        srcline: bool = False,
-        inline: bool = False,
-        context: bool = False,
-    ) -> None:
-        self.style = style or Style()
-        self.pid = pid
-        self.tid = tid
-        self.event = event
-        self.srcline = srcline
-        self.inline = inline
-        self.context = context
-
-
-class _Pieces(dict[bytes, "bytes | None"]):
-    """How a line within a sample is spelled; None for all that has to be looked at.
-
-    A function is sampled at many addresses. Those of its lines differ in two numbers that
-    the spelling lacks, so it is also kept by what is left without them.
-    """
-
-    def __init__(self, options: Options, is_java: bool) -> None:
-        super().__init__()
-        self._style = options.style
-        self._is_java = is_java
-        self._inliner = Inliner(options.context) if options.inline else None
-        #: By function, for the lower half of the address space and the upper.
-        self._functions: tuple[dict[bytes, bytes], dict[bytes, bytes]] = ({}, {})
-
-    def __missing__(self, line: bytes) -> bytes | None:
-        found = _FUNCTION.fullmatch(line)
-        # 16 digits of which the first is 8 or above.
-        functions = self._functions[line[1:2] > b"7"]
-        key = b""
-        if found is not None and not self._depends_on_address(line):
-            key = found[3] or found[1] + b"+0x" + found[2]
-        piece = functions.get(key)
-        if piece is None:
-            frame = text.parse(line, False)
-            if not isinstance(frame, text.FrameLine):
-                return None
-            piece = self._spelled(frame)
-            if not piece:
-                return None
-            # Not if the number belongs to something else, which is the grammar's to say.
-            if found is not None and key and (found[3] or frame.name == found[1].lstrip()):
-                if len(functions) >= _MOST:
-                    functions.clear()
-                functions[key] = piece
-        if len(line) <= _KEPT:
-            if len(self) >= _MOST:
-                self.clear()
-            self[line] = piece
-        return piece
-
-    def _depends_on_address(self, line: bytes) -> bool:
-        return self._inliner is not None or (self._style.addrs and UNKNOWN in line)
-
-    def _spelled(self, frame: text.FrameLine) -> bytes:
-        piece = self._inliner.expand(frame) if self._inliner is not None else b""
-        return piece or spelled(frame, self._style, self._is_java)
 
 
 class Sums:
@@ -152,8 +68,8 @@ class Folder:
         self._options = options
         self._renamer = renamer
         self._weights = Weights(renamer) if renamer is not None else None
-        self._native = _Pieces(options, False)
-        self._java = _Pieces(options, True)
+        self._native = Pieces(options, False)
+        self._java = Pieces(options, True)
         self._cutter = Cutter()
         #: Whether a sample can begin here: at the start, and after a blank line.
         self._is_start = True
@@ -201,6 +117,9 @@ class Folder:
 
     def _line_within(self, line: bytes) -> None:
         """A line of a sample; how it is spelled may be known."""
+        if self._is_start:  # After a line of blanks: this can be a header.
+            self._line(line)
+            return
         piece = self._pieces[line]
         weight = 0 if self._weights is None else self._weights[line]
         if piece is None or weight >= SLOW or self._task is None:
@@ -209,7 +128,7 @@ class Folder:
         self._stack.append(piece)
         self._awaits_source = self._options.srcline
         if self._renamer is not None:
-            self._renamer.tally.confirmed += weight
+            self._renamer.count(weight)
 
     def _count(self, lines: list[bytes]) -> bool:
         """Count a sample with these frames; False, and nothing done, if they are no such."""
@@ -226,7 +145,7 @@ class Folder:
         except TypeError:  # None is among them: much faster than to look for it.
             return False
         if self._renamer is not None:
-            self._renamer.tally.confirmed += weight
+            self._renamer.count(weight)
         self._counts[joined] = self._counts.get(joined, 0) + self._period
         self._task = None
         return True
@@ -287,8 +206,11 @@ class Folder:
         elif self._awaits_source:
             self._awaits_source = False
             self._source(line)
-        elif not line.startswith(b"#") and not text.is_record(line):
-            self.sums.unparsed += 1
+        else:
+            if self._is_start:  # Whatever follows, the sample before has ended.
+                self._finish()
+            if not line.startswith(b"#") and not text.is_record(line):
+                self.sums.unparsed += 1
 
     def _frame(self, line: bytes, frame: text.FrameLine) -> None:
         self._is_start = False
@@ -296,7 +218,7 @@ class Folder:
             line = self._renamer.replace(line, frame)
         # Of a frame behind a header the part that is its own.
         own = line[line.rindex(frame.digits, 0, frame.name_at) :]
-        piece = self._pieces[b"\t" + own]
+        piece = self._pieces[b"\t" + b" " * (16 - len(frame.digits)) + own]
         if piece is not None:
             self._stack.append(piece)
             self._awaits_source = self._options.srcline

@@ -165,6 +165,21 @@ def test_a_history_that_is_being_written_is_waited_for() -> None:
     assert (out.count(A.encode()), out.count(B.encode())) == (1, 4)
 
 
+def test_nothing_is_kept_of_an_address_that_a_newcomer_may_take() -> None:
+    past = timeline_of()
+    clocks = ClockMap([Instant(1, 1, 1, 1)])
+
+    def follow(until: int) -> tuple[int, ClockMap]:
+        if until > 6 * SECOND:
+            past.apply(load(PLACE, 64, A, 6 * SECOND))
+        return until, clocks
+
+    line = LINE.replace(b"([unknown])", b"([kernel.kallsyms])")
+    text = sample("5.500000", line) + sample("5.600000", line) + sample("6.500000", line)
+    out = annotated(text, Renamer(past, clocks, "monotonic", follow=follow))
+    assert out == text[: 2 * len(text) // 3] + sample("6.500000", NAMED % A.encode())
+
+
 def test_a_reader_that_goes_is_no_error(recorded: str) -> None:
     child = ksym("annotate", "-H", recorded, "--clock", "monotonic")
     assert child.stdin and child.stdout and child.stderr

@@ -21,6 +21,7 @@ from tests.unit.texts import (
     REFERENCE,
     A,
     B,
+    annotated,
     corpus,
     folded,
     folder_of,
@@ -161,6 +162,12 @@ def test_numbers_that_are_none() -> None:
         assert folded(sample(USER, head=head)) == {"demo;main": count}
 
 
+def test_frames_without_a_file_wherever_they_stand() -> None:
+    bare = b"\t          401000 main+0x4\n\tffffffff81000404 f\n"
+    for text in (sample(bare), sample(bare).rstrip(b"\n"), sample(b"\n" + bare)):
+        assert folded(text, kernel=True) == {"demo;f_[k];main": 3}
+
+
 def test_source_lines() -> None:
     text = (
         b"a.out 35081 252436.005167:     667783 cycles:\n"
@@ -195,6 +202,9 @@ def test_every_text_folds_the_same_however_it_comes(path: Path) -> None:
                     b"\tffffffffc0001004 [unknown] ([unknown])\n",
                     b"\t 1 a->b;c (/tmp/perf-1.map)\n",
                     b"#\n",
+                    b"\t   \n",
+                    b"\tffffffff81000404 without_a_file\n",
+                    b"\tffffffff81000404 f ([kernel.kallsyms])\n",
                     b"  file.c:1\n",
                 ]
             ),
@@ -208,6 +218,8 @@ def test_every_text_folds_the_same_however_it_comes(path: Path) -> None:
 def test_any_bytes_are_folded_the_same_however_they_come(text: bytes, piece: int) -> None:
     whole = lines_of(text, kernel=True, by=renamer(one_place()))
     assert lines_of(text, kernel=True, by=renamer(one_place()), piece=piece) == whole
+    # Repaired while folding, or before.
+    assert lines_of(annotated(text, renamer(one_place())), kernel=True) == whole
     for line in whole.splitlines():
         assert re.fullmatch(rb".*[^ ]? \d+", line)
 
