@@ -140,7 +140,7 @@ class Reader:
         is_kernel = frame is not None and len(frame.digits) == 16 and frame.address >> 63
         is_settled = True
         if frame is not None and is_kernel and self._renamer is not None:
-            is_settled = self._renamer.is_settled(frame)
+            is_settled = self._renamer.weight(frame) is not None
             frame = text.frame(self._renamer.replace(line, frame))
         if frame is None or not is_kernel:
             known = ("", False)
