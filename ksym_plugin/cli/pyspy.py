@@ -145,10 +145,11 @@ def record(  # noqa: PLR0917 - click passes them by name
             if release >= 0:
                 _tell_of_perf_support(sampling.python_of(pid))
             say(f"sampling process {pid}{f' for {duration:g} s' if duration else ''}")
-            samplers.run(duration)
-            if release >= 0:
-                status = sampling.end(pid, by_force=duration is not None)
+            is_over = samplers.run(duration)
+            # py-spy first: a process that it holds would never end.
             samplers.stop()
+            if release >= 0:
+                status = sampling.end(pid, by_force=not is_over)
         files = Files(
             samplers.path(grafting.PERF_DATA),
             samplers.path(grafting.PYSPY),

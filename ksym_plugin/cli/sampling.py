@@ -42,6 +42,10 @@ _FOR_EVER: Final = "999999"
 _MANY_THREADS: Final = 32
 _LOW_RATE: Final = 20
 _PYTHON: Final = re.compile(rb"(?:libpython|/python)(\d)\.(\d+)")
+#: What py-spy says, over and over, once it has lost a thread; it then never recovers.
+_FAILED: Final = b"Failed to suspend process"
+_FAILURES: Final = 30
+_TAIL: Final = 1 << 13
 _SAMPLING: Final = b"Sampling process"
 _STOPS: Final = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 _libc = ctypes.CDLL(None)
@@ -257,19 +261,32 @@ class Sampling:
         self._py_spy = self._start(call, grafting.LOG, "py_spy=info,remoteprocess=debug")
         return self._wait_for(grafting.LOG, _SAMPLING, self._py_spy)
 
-    def run(self, seconds: float | None) -> None:
-        """Sample for so long, until a signal, or until the process is gone."""
+    def run(self, seconds: float | None) -> bool:
+        """Sample for so long, until a signal, or until the process is gone: True if it is."""
         until = None if seconds is None else time.monotonic() + seconds
         while until is None or time.monotonic() < until:
             self._note_threads()
             left = _STEP_SECONDS if until is None else min(_STEP_SECONDS, until - time.monotonic())
             select.select([self._signals.fd], [], [], max(0.0, left))
             if self._signals.take() & _STOPS:
-                break
-            if any(
-                child is None or child.poll() is not None for child in (self._perf, self._py_spy)
-            ):
-                break
+                return False
+            children = (self._perf, self._py_spy)
+            if any(child is None or child.poll() is not None for child in children):
+                return True
+            if self._is_stuck():
+                say(
+                    "py-spy can no longer stop the process, and may be holding some of its"
+                    " threads: it is ended"
+                )
+                return True
+        return False
+
+    def _is_stuck(self) -> bool:
+        """Whether py-spy does nothing any more but fail."""
+        with open(self.path(grafting.LOG), "rb") as file:
+            file.seek(max(0, os.path.getsize(file.fileno()) - _TAIL))
+            lines = file.read().splitlines()[1:]
+        return len(lines) > _FAILURES and all(_FAILED in line for line in lines[-_FAILURES:])
 
     def stop(self) -> None:
         """Have all write what they have. KsymError if py-spy or perf failed."""
