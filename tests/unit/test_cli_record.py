@@ -111,7 +111,12 @@ def test_ctrl_c_ends_a_source_that_takes_long_to_start(
 
     monkeypatch.setattr(record, "open_source", open_source)
     began = time.monotonic()
-    result = CliRunner().invoke(cli, ["record", "-o", str(tmp_path / "x.db")])
+    # A shell has its background jobs ignore SIGINT, and so would pytest in one.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = CliRunner().invoke(cli, ["record", "-o", str(tmp_path / "x.db")])
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (result.exit_code, result.output) == (130, "")
     assert time.monotonic() - began < 20
     assert not (tmp_path / "x.db").exists()

@@ -31,7 +31,11 @@ def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Recording:
 def graft(recording: Recording, *more: str) -> Result:
     output = recording.path("out.json")
     call = ["pyspy", "graft", *recording.arguments, "-o", output, *more]
-    return CliRunner().invoke(cli, call, env={"PATH": "/nonexistent"})
+    try:
+        runner = CliRunner(mix_stderr=False)  # click before 8.2
+    except TypeError:
+        runner = CliRunner()
+    return runner.invoke(cli, call, env={"PATH": "/nonexistent"})
 
 
 @pytest.mark.parametrize("recording", GOOD, indirect=True)
