@@ -67,7 +67,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--kernel", action="append", choices=KERNELS, help="only this one")
     parser.add_argument("--shell", metavar="SCRIPT", help="run this with bash instead of pytest")
-    parser.add_argument("--limit", type=float, default=1080, help="seconds a guest may take")
+    parser.add_argument("--limit", type=float, default=1500, help="seconds a guest may take")
     parser.add_argument("--out", default="build/vm", help="where results go, a folder a kernel")
     options, rest = parser.parse_known_args()
     options.pytest = rest[1:] if rest[:1] == ["--"] else rest
