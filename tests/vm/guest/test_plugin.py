@@ -143,9 +143,10 @@ def judge(programs, asked):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["kprobe", "perf_event"])
-def test_eight_threads_get_no_wrong_answer_while_programs_come_and_go(monkeypatch, source):
-    monkeypatch.setenv("KSYM_SOURCE", source)
+def test_eight_threads_get_no_wrong_answer_while_programs_come_and_go(monkeypatch):
+    # Not perf_event: each of its reads opens programs by id, which takes an emulated kernel
+    # minutes at this rate. tests/live asks it on a real machine.
+    monkeypatch.setenv("KSYM_SOURCE", "kprobe")
     lost, started = [], threading.Event()
 
     class Listener:
@@ -187,12 +188,12 @@ def test_eight_threads_get_no_wrong_answer_while_programs_come_and_go(monkeypatc
         counts = judge(churn.programs, asker.asked)
         sure, exact, wrong = sure + counts[0], exact + counts[1], wrong + counts[2]
     print(
-        f"{source}: {THREADS * LOOK_UPS / took:,.0f} look-ups/s, {rate:,.0f} changes/s; of {sure:,}"
+        f"{THREADS * LOOK_UPS / took:,.0f} look-ups/s, {rate:,.0f} changes/s; of {sure:,}"
         f" that were surely there {100 * exact / sure:.2f} % exact; {len(lost)} losses told"
     )
     assert wrong[:5] == []
     assert sure > THREADS * LOOK_UPS // 10
-    assert exact == sure or source != "kprobe"
+    assert exact == sure
     assert rate > 100
     wait_until(lambda: tasks() <= threads)
     assert set(fds()) <= before
