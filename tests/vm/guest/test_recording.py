@@ -119,7 +119,12 @@ def test_others_tools_work_beside_us(tmp_path: Path) -> None:
     try:
         assert recorder.stderr is not None
         assert b"recording with kprobe" in procs.read_line(recorder.stderr.fileno(), SECONDS)
-        profile = procs.run(["profile-bpfcc", "-F", "49", "-f", "3"], SECONDS).out
+        # An idle machine has nothing to show.
+        busy = procs.start([sys.executable, "-c", "while True: sum(range(1000))"])
+        try:
+            profile = procs.run(["profile-bpfcc", "-F", "49", "-f", "3"], SECONDS).out
+        finally:
+            procs.end(busy)
         assert re.search(r" \d+$", profile, re.MULTILINE), profile
         data = str(tmp_path / "perf.data")
         words = ["perf", "record", "-q", "-a", "-g", "-e", "cpu-clock", "-o", data, "sleep", "1"]
