@@ -31,7 +31,9 @@ from tests.oracle import probe
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
+    from typing import Any, TypeVar
+
+    R = TypeVar("R", bound=Recorder)
 
 ROUNDS, LOADS, PAUSE_MS, IDLE_SECONDS = 4, 100, 12, 5
 QUICK = (1, 10, 5, 1)
@@ -59,7 +61,7 @@ class Watched(Recorder):
 
 
 @contextlib.contextmanager
-def recording(source_name: str, make: type[Recorder]) -> Iterator[Recorder]:
+def recording(source_name: str, make: type[R]) -> Iterator[R]:
     """A recorder that has started, and the writer and source it drives."""
     with tempfile.TemporaryDirectory(prefix="ksym-bench-") as folder:
         source, _ = open_source(source_name)
@@ -109,7 +111,7 @@ def latencies(source_name: str, count: int, pause: int) -> list[float | None]:
     """Milliseconds for each load; None for a program that was never named."""
     with recording(source_name, Watched) as recorder:
         loaded, _ = run_beside(recorder, count, pause)
-        known = recorder.known  # type: ignore[attr-defined]
+        known = recorder.known
     times = (known.get((start, name)) for start, name, _ in loaded)
     return [
         None if at is None else (at - returned) / 1e6 for at, (_, _, returned) in zip(times, loaded)

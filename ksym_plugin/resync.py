@@ -40,7 +40,8 @@ def differences(
     for start, load in found.items():
         known = live.get(start)
         if known is None or not _is_same(known, load):
-            load.earliest = max(load.earliest, since)
+            # What was seen there before is not of a later time for being found again.
+            load.earliest = min(max(load.earliest, since), load.latest)
         changes.append(load)
     return changes
 

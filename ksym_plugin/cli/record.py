@@ -158,7 +158,8 @@ def _record(
                 writer.close(started)
             if is_new:
                 # An empty history would be found before others that are not.
-                os.unlink(output)
+                with contextlib.suppress(OSError):
+                    os.unlink(output)
             raise
         before = recorder.changes
         _announce(output, source, attempts, clock)

@@ -16,7 +16,10 @@ from ksym_plugin.sources import bcc_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, Final, NoReturn
+
+#: The answer is one datagram.
+_MOST_SAID: Final = 4096
 
 
 def main(fd: int) -> NoReturn:
@@ -30,7 +33,7 @@ def main(fd: int) -> NoReturn:
         except SourceError as error:
             answer = {"problem": error.problem, "remedy": error.remedy}
         except Exception as error:  # noqa: BLE001 - bcc raises nothing narrower
-            answer = {"raised": str(error)}
+            answer = {"raised": str(error)[:_MOST_SAID]}
         # Not all that bcc prints has left C's buffers.
         ctypes.CDLL(None).fflush(None)
         socket.send_fds(parent, [json.dumps(answer).encode()], fds)

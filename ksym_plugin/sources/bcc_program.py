@@ -35,7 +35,8 @@ _NO_HEADERS: Final = "kernel headers"
 class BccProgram:
     """The descriptors of programs and maps; whatever bcc attached stays so while it is open.
 
-    SourceError if it cannot be compiled or loaded.
+    SourceError if it cannot be compiled or loaded, OSError if this process may not have so
+    many descriptors.
     """
 
     def __init__(self, flags: list[str], programs: tuple[str, ...], maps: tuple[str, ...]) -> None:
@@ -46,6 +47,10 @@ class BccProgram:
             "maps": maps,
         }
         self._fds = _ask_child(request)
+        if len(self._fds) < len(programs) + len(maps):
+            # The kernel passes on as many as the limit leaves room for.
+            self.close()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self.programs = self._fds[: len(programs)]
         self.maps = dict(zip(maps, self._fds[len(programs) :]))
 

@@ -32,6 +32,8 @@ _RECORD_SAMPLE: Final = 9
 #: struct perf_event_header, then the size of the raw data.
 _SAMPLE: Final = struct.Struct("=IHHI")
 
+#: What is known of the CPUs that are online when one of them could not be listened to.
+_UNSURE: Final = "?"
 
 #: The least that a CPU's perf buffer has, however many CPUs share the memory.
 _LEAST: Final = 32 * 1024
@@ -143,7 +145,16 @@ class PerfBuffers:
         self._left = self.take()
         for cpu in set(self._rings).difference(online):
             self._rings.pop(cpu).close()
-        opened = [self._open(cpu) for cpu in online if cpu not in self._rings]
+        opened: list[int] = []
+        for cpu in (cpu for cpu in online if cpu not in self._rings):
+            try:
+                opened.append(self._open(cpu))
+            except OSError:
+                if not self._online:
+                    raise
+                # Gone again, or no descriptor left for it. What it tells until the next
+                # look is counted as lost by the probe.
+                text = _UNSURE
         self._online = text
         return opened
 
@@ -163,8 +174,12 @@ class PerfBuffers:
             sample_period=1,
         )
         ring = Ring(syscalls.perf_event_open(attr, -1, cpu), cpu, False, self.size)
+        try:
+            bpf_maps.update(self._map_fd, cpu, array("I", (ring.fd,)))
+        except BaseException:
+            ring.close()
+            raise
         self._rings[cpu] = ring
-        bpf_maps.update(self._map_fd, cpu, array("I", (ring.fd,)))
         return ring.fd
 
 

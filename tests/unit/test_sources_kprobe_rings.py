@@ -185,3 +185,24 @@ def test_an_event_that_cannot_be_opened_closes_the_others(monkeypatch, machine):
     for fd in machine.fds.values():
         with pytest.raises(OSError):
             os.fstat(fd)
+
+
+def test_a_cpu_that_cannot_be_listened_to_yet_is_tried_again(monkeypatch, machine):
+    buffers = PerfBuffers(3, PAGE)
+    kept, refused = machine.update, []
+
+    def refuse(map_fd, key, value):
+        refused.append(value[0])
+        raise OSError(19, "gone again")
+
+    machine.cpus = "0-2"
+    monkeypatch.setattr(bpf_maps, "update", refuse)
+    assert buffers.follow_cpus() == []
+    with pytest.raises(OSError):
+        os.fstat(refused[0])
+    machine.sample(0, b"goes on")
+    assert [data.rstrip(b"\0") for data in buffers.take()] == [b"goes on"]
+    monkeypatch.setattr(bpf_maps, "update", kept)
+    assert buffers.follow_cpus() == [machine.fds[2]]
+    assert buffers.follow_cpus() == []
+    buffers.close()

@@ -397,3 +397,12 @@ def test_the_self_test_believes_only_what_it_sees(monkeypatch):
             self_test.run(lambda it=seen: next(it))
     info.jited_length = 0
     assert self_test.run(list)
+
+
+def test_descriptors_that_did_not_fit_are_a_limit_and_not_a_program(monkeypatch):
+    before = open_fds()
+    monkeypatch.setattr(bcc_program, "_ask_child", lambda _: [os.open("/dev/null", os.O_RDONLY)])
+    with pytest.raises(OSError) as told:
+        bcc_program.BccProgram([], ("ksym_add", "ksym_del"), ("streams", "events"))
+    assert told.value.errno == errno.EMFILE
+    assert open_fds() == before
