@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
+
+from ksym_plugin.errors import HistoryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Final
 
-    from ksym_plugin.history import Boot, History
+    from ksym_plugin.history import Boot, History, Past
 
 #: Names a history for every command of a shell or a service.
 VARIABLE: Final = "KSYM_HISTORY"
@@ -86,3 +90,23 @@ def choice_notice(history: History, chosen: Boot) -> str:
     if number < 2:
         return ""
     return f"{history.path} holds {number} boots; this is about {describe(chosen)}"
+
+
+def record_of(history: History, boot: Boot | None, data: str, tell: Callable[[str], None]) -> Past:
+    """The record of the boot that ``data`` was found to be from, up to now.
+
+    ``tell`` is given what a user must know of it, a sentence each. HistoryError for no boot.
+    """
+    if boot is None:
+        raise HistoryError(
+            f"{history.path} has no record of the kernel this {data} is from",
+            "name the history that was recorded beside it with -H",
+        )
+    notice = choice_notice(history, boot)
+    if notice:
+        tell(notice)
+    past = history.past(boot)
+    past.wait_covered(time.monotonic_ns())
+    for warning in past.warnings():
+        tell(f"{history.path}: {warning}")
+    return past

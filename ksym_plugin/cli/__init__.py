@@ -7,6 +7,7 @@ with its remedy and exit status 1; wrong usage is exit status 2.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -71,14 +72,17 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            result: object = super().invoke(ctx)
-            sys.stdout.flush()
+            try:
+                result: object = super().invoke(ctx)
+            finally:  # Also where a command ends with a status of its own.
+                sys.stdout.flush()
         except KsymError as error:
             raise Failure(str(error)) from None
         except BrokenPipeError:
             _silence_stdout()
             ctx.exit(_BROKEN_PIPE)
         except OSError as error:
+            _write_out()
             raise Failure(_sentence(error)) from None
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
@@ -93,7 +97,17 @@ def _silence_stdout() -> None:
         os.close(nowhere)
 
 
+def _write_out() -> None:
+    """Write what is still buffered; what cannot be written must not fail again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _silence_stdout()
+
+
 def _sentence(error: OSError) -> str:
+    if error.errno == errno.EBADF:  # What ``_open_closed`` has put there.
+        return "standard input or output is closed"
     what = error.strerror or str(error)
     return f"{error.filename}: {what}" if error.filename else what
 
@@ -112,13 +126,29 @@ for _, _commands in _SECTIONS:
         cli.add_command(_command)
 
 
+def _open_closed() -> None:
+    """Stand in for what whoever started us has closed: nothing else is to be opened in its place.
+
+    Using stdin or stdout then is an error (EBADF); messages that nobody reads are none.
+    """
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_WRONLY), "r", encoding="utf-8")
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+
+
 def main() -> None:
     """Run the command line; what the ``ksym`` script calls."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by whoever started us
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    _open_closed()
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal's encoding lacks is no reason to fail.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    cli(prog_name="ksym")
+    try:
+        cli(prog_name="ksym")
+    except OSError as error:  # of --help and --version, which no command prints
+        _write_out()
+        Failure(_sentence(error)).show()
+        sys.exit(Failure.exit_code)

@@ -47,7 +47,8 @@ _MOST_NAMED = 10
     help="Read a big FILE with N processes.",
 )
 @click.argument("file", default="-")
-def command(  # noqa: PLR0917 - click passes them by name
+def command(
+    *,
     history: str | None,
     clock: str | None,
     pid: bool,
@@ -82,8 +83,7 @@ def command(  # noqa: PLR0917 - click passes them by name
         folder = Folder(how, renamer)
         ranges = parts.ranges(file, jobs)
         if len(ranges) > 1:
-            total = renamer.tally if renamer is not None else None
-            parts.fold(folder, how, file, ranges, (history, clock), total)
+            parts.fold(folder, how, file, ranges, (history, clock), renamer)
         else:
             for piece in text.pieces():
                 folder.feed(piece)

@@ -24,4 +24,12 @@ clock = click.option(
     type=click.Choice(CLOCKS),
     help="The clock that times are on.  [default: perf]",
 )
+perf_data = click.option(
+    "-i", "--input", "data", metavar="FILE", help="What perf recorded.  [default: perf.data]"
+)
+samples_clock = click.option(
+    "--clock",
+    type=click.Choice(CLOCKS),
+    help="The clock of the samples, where perf.data does not tell.",
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

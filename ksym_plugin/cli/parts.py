@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from typing import IO, Final, Optional
 
+    from ksym_plugin.perf.renaming import Renamer
     from ksym_plugin.perf.text_tally import TextTally
 
     Range = tuple[int, int]
     #: ``--history`` and ``--clock``.
     Naming = tuple[Optional[str], Optional[str]]
+    #: Of a part: its stacks, its tally, and why the running system was not asked.
+    Folded = tuple[Sums, Optional[TextTally], str]
 
 _CHUNK: Final = 1 << 20
 #: A smaller part is not worth a process.
@@ -28,7 +31,7 @@ _BLANK: Final = b"\n\n"
 
 
 def ranges(path: str, number: int) -> list[Range]:
-    """Up to ``number`` ranges of a file, each beginning with a sample; one for anything else."""
+    """Up to ``number`` ranges of a file, each beginning with a sample; none of anything else."""
     if number < 2 or not os.path.isfile(path):
         return []
     size = os.path.getsize(path)
@@ -61,9 +64,9 @@ def fold(
     path: str,
     pieces: list[Range],
     naming: Naming,
-    total: TextTally | None,
+    renamer: Renamer | None,
 ) -> None:
-    """Fold the parts of a file into ``folder``, and their tallies into ``total``."""
+    """Fold the parts of a file into ``folder``; what to report of them goes to ``renamer``."""
     if how.event is None:  # The first of the whole text, not of each part.
         how.event = folder.event = _first_event(path)
     parts: list[_Part] = []
@@ -71,10 +74,11 @@ def fold(
         # What a part needs is read from the file there: nothing open is shared.
         parts += (_Part(how, path, piece, naming) for piece in pieces)
         for part in parts:
-            folded, tally = part.result()
+            folded, tally, problem = part.result()
             folder.sums.add(folded)
-            if tally is not None and total is not None:
-                total.add(tally)
+            if renamer is not None and tally is not None:
+                renamer.tally.add(tally)
+                renamer.problem = renamer.problem or problem
     finally:
         for part in parts:
             part.close()
@@ -97,10 +101,10 @@ class _Part:
         finally:
             answer.close()
 
-    def result(self) -> tuple[Sums, TextTally | None]:
+    def result(self) -> Folded:
         """What it has folded; KsymError or OSError if it could not."""
         try:
-            result: tuple[Sums, TextTally | None] | Exception = self._answers.recv()
+            result: Folded | Exception = self._answers.recv()
         except (EOFError, OSError):
             raise KsymError(
                 "a process that folded a part of the text was killed", "take fewer --jobs"
@@ -119,7 +123,7 @@ class _Part:
 def _answer(answer: Connection, how: Options, path: str, piece: Range, naming: Naming) -> None:
     """What the process of a part does. It is quiet where it is interrupted: its parent says it."""
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        result: tuple[Sums, TextTally | None] | Exception
+        result: Folded | Exception
         try:
             result = _fold_part(how, path, piece, naming)
         except KsymError as error:
@@ -139,9 +143,7 @@ def _first_event(path: str) -> bytes | None:
     return probe.event
 
 
-def _fold_part(
-    how: Options, path: str, piece: Range, naming: Naming
-) -> tuple[Sums, TextTally | None]:
+def _fold_part(how: Options, path: str, piece: Range, naming: Naming) -> Folded:
     begin, end = piece
     with texts.opened(path) as text, texts.renamer(text, *naming, tell=_keep_quiet) as renamer:
         folder = Folder(how, renamer)
@@ -154,7 +156,9 @@ def _fold_part(
                 begin += len(chunk)
                 folder.feed(chunk)
         folder.close()
-        return folder.sums, renamer.tally if renamer is not None else None
+        if renamer is None:
+            return folder.sums, None, ""
+        return folder.sums, renamer.tally, renamer.problem
 
 
 def _keep_quiet(_: str) -> None:

@@ -12,7 +12,6 @@ import click
 from ksym_plugin.cli import options
 from ksym_plugin.cli.output import Failure, say, write_json, write_lines
 from ksym_plugin.cli.script import handled
-from ksym_plugin.clocks import CLOCKS
 from ksym_plugin.stacks.lifetimes import lived, loader
 
 TYPE_CHECKING = False
@@ -54,15 +53,9 @@ _SORTS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
     short_help="Account for the time of BPF programs.",
     epilog="Example: ksym report --sort total --filter ingress",
 )
-@click.option(
-    "-i", "--input", "data", metavar="FILE", help="What perf recorded.  [default: perf.data]"
-)
+@options.perf_data
 @options.history
-@click.option(
-    "--clock",
-    type=click.Choice(CLOCKS),
-    help="The clock of the samples, where perf.data does not tell.",
-)
+@options.samples_clock
 @click.option("--event", metavar="NAME", help="Of which event.  [default: most samples]")
 @click.option(
     "--sort",

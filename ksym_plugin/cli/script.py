@@ -12,7 +12,6 @@ import click
 import ksym_plugin
 from ksym_plugin import histories
 from ksym_plugin.cli import options
-from ksym_plugin.clocks import CLOCKS
 from ksym_plugin.errors import KsymError
 
 TYPE_CHECKING = False
@@ -58,9 +57,7 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     epilog="Example: ksym script --format svg > flames.svg",
     options_metavar="[OPTIONS]",
 )
-@click.option(
-    "-i", "--input", "data", metavar="FILE", help="What perf recorded.  [default: perf.data]"
-)
+@options.perf_data
 @options.history
 @click.option(
     "--format",
@@ -70,11 +67,7 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     show_default=True,
     help="perf script's text, one line a stack, a flame graph, or a file for speedscope.",
 )
-@click.option(
-    "--clock",
-    type=click.Choice(CLOCKS),
-    help="The clock of the samples, where perf.data does not tell.",
-)
+@options.samples_clock
 @click.argument("perf_options", nargs=-1, type=click.UNPROCESSED, metavar="[PERF OPTIONS]...")
 def command(
     data: str | None,
@@ -92,7 +85,7 @@ def command(
     sys.stdout.flush()
     # Python ignores it, and what is ignored stays so across exec.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    os.execvpe("perf", call, environment)  # noqa: S606
+    os.execvpe("perf", call, environment)  # noqa: S606 - no shell is wanted
 
 
 def handled(

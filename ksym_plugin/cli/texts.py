@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 
 import click
 
@@ -12,10 +11,11 @@ from ksym_plugin import histories, kernel_id
 from ksym_plugin.cli import live, lookup
 from ksym_plugin.cli.output import say
 from ksym_plugin.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME, ClockMap
-from ksym_plugin.errors import HistoryError, KsymError
+from ksym_plugin.errors import KsymError
 from ksym_plugin.history import History
+from ksym_plugin.perf.known import Live
 from ksym_plugin.perf.renaming import Renamer
-from ksym_plugin.symbols import OUTSIDE_HISTORY, UNKNOWN_ADDRESS
+from ksym_plugin.perf.text import BOM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,25 +24,29 @@ if TYPE_CHECKING:
 
     from ksym_plugin.history import Past
     from ksym_plugin.kallsyms import Kallsyms
-    from ksym_plugin.timeline import Answer, Timeline
 
 _SIZE: Final = 1 << 20
 #: What ``perf script --header`` prints before everything else.
 _HOST: Final = re.compile(rb"^# hostname : (\S+)", re.MULTILINE)
 _RELEASE: Final = re.compile(rb"^# os release : (\S+)", re.MULTILINE)
+#: It begins and ends with this.
+_RULER: Final = b"# ========"
 _CLOCKID: Final = re.compile(rb"^# event : .*use_clockid = 1.*clockid = (-?\d+)", re.MULTILINE)
 _CLOCKS: Final = {b"0": REALTIME, b"1": MONOTONIC, b"7": BOOTTIME}
 
 
 class Text:
-    """A text and how it begins: its first piece is read, and what its header says.
+    """A text and how it begins: its header is read, and what that says.
 
     ``host`` and ``release`` are None, and ``clock`` perf's own, where there is no header.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self._first = self._read()
+        self._first = piece = self._read()
+        while piece and _is_header(self._first) and len(self._first) < _SIZE:
+            piece = self._read()
+            self._first += piece
         self.host = _found(_HOST, self._first)
         self.release = _found(_RELEASE, self._first)
         clock = _CLOCKID.search(self._first)
@@ -57,9 +61,17 @@ class Text:
             piece = self._read()
 
     def _read(self) -> bytes:
-        # Whatever is there, however little: who pipes into this may pause.
+        # Whatever is there, however little: who pipes into this may pause. What click opens
+        # is buffered, which it does not tell.
         piece: bytes = self._stream.read1(_SIZE)  # type: ignore[attr-defined]
         return piece
+
+
+def _is_header(text: bytes) -> bool:
+    """Whether a text that begins so is all header yet, and has more of it to come."""
+    lines = text[len(BOM) if text.startswith(BOM) else 0 :].splitlines()
+    are_comments = bool(lines) and all(line.startswith(b"#") for line in lines)
+    return are_comments and lines.count(_RULER) < 2
 
 
 def _found(pattern: re.Pattern[bytes], text: bytes) -> str | None:
@@ -105,19 +117,7 @@ def _past(history: History, text: Text, tell: Callable[[str], None]) -> Past:
     """The record of the boot that the text can be from."""
     here = kernel_id.boot_id()
     boot = histories.choose_boot(history, here, release=text.release, host=text.host)
-    if boot is None:
-        raise HistoryError(
-            f"{history.path} has no record of the kernel this text is from",
-            "name the history that was recorded beside it with -H",
-        )
-    notice = histories.choice_notice(history, boot)
-    if notice:
-        tell(notice)
-    past = history.past(boot)
-    past.wait_covered(time.monotonic_ns())
-    for warning in past.warnings():
-        tell(f"{history.path}: {warning}")
-    return past
+    return histories.record_of(history, boot, "text", tell)
 
 
 def _follower(past: Past) -> Callable[[int], tuple[int, ClockMap]] | None:
@@ -143,25 +143,6 @@ def running() -> Renamer:
     return Renamer(None, clocks if clocks.knows(PERF) else None, None, _running, doubt=True)
 
 
-def _running() -> tuple[Standing | None, Kallsyms | None]:
+def _running() -> tuple[Live | None, Kallsyms | None]:
     loaded = live.timeline()
-    return (None if loaded is None else Standing(loaded)), live.kallsyms(needed=False)
-
-
-class Standing:
-    """What is loaded now, and since when: of what was there before, nothing is known."""
-
-    __slots__ = ("_timeline",)
-
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-
-    @property
-    def extent(self) -> int:
-        return self._timeline.extent
-
-    def at(self, address: int, time_ns: int, /) -> Answer:
-        answer = self._timeline.at(address, time_ns)
-        if answer[0] is None and answer[1] is not UNKNOWN_ADDRESS:
-            return None, OUTSIDE_HISTORY
-        return answer
+    return (None if loaded is None else Live(loaded)), live.kallsyms(needed=False)

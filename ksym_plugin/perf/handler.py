@@ -132,6 +132,10 @@ class Handler:
             repeated.settle(self.tally)
         for line in self.tally.lines():
             say(line)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the history."""
         self._known.close()
 
     def _give_up_output(self, error: OSError) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from ksym_plugin import histories, kernel_id, kernel_text
 from ksym_plugin.errors import KsymError
 from ksym_plugin.history import History
@@ -25,7 +23,7 @@ class Known:
     def __init__(self, is_this_boot: bool) -> None:
         #: Whether the data can be of the running kernel.
         self.is_this_boot = is_this_boot
-        self.past: Past | _Live | None = None
+        self.past: Past | Live | None = None
         self.clock_map: ClockMap | None = None
         self._history: History | None = None
 
@@ -42,19 +40,10 @@ class Known:
         # Without a header anything would fit; a live pipe is of this boot, if of any.
         told = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
         anonymous = all(fact is None for fact in told)
-        if boot is None or (anonymous and boot.boot_id != kernel_id.boot_id()):
-            raise KsymError(
-                f"{history.path} has no record of the kernel this perf.data is from",
-                "name the history that was recorded beside it with -H",
-            )
-        notice = histories.choice_notice(history, boot)
-        if notice:
-            say(notice)
-        past = history.past(boot)
-        past.wait_covered(time.monotonic_ns())
-        for line in past.warnings():
-            say(f"{history.path}: {line}")
-        self.past, self.clock_map = past, past.clock_map()
+        if boot is not None and anonymous and boot.boot_id != kernel_id.boot_id():
+            boot = None
+        self.past = histories.record_of(history, boot, "perf.data", say)
+        self.clock_map = self.past.clock_map()
         self._history = history
 
     def ask_live(self) -> None:
@@ -79,7 +68,7 @@ class Known:
             self.clock_map = ClockMap([clock.read()])
         finally:
             clock.close()
-        self.past = _Live(timeline)
+        self.past = Live(timeline)
 
     def close(self) -> None:
         if self._history is not None:
@@ -102,8 +91,10 @@ def find(explicit: str | None, data_path: str | None, recorded: Recorded) -> Kno
     return known
 
 
-class _Live:
+class Live:
     """What is loaded now, and since when: of what was there before, nothing is known."""
+
+    __slots__ = ("_timeline",)
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -115,7 +106,7 @@ class _Live:
     def steady(self, _address: int) -> tuple[int, int]:
         return 0, -1
 
-    def at(self, address: int, time_ns: int) -> Answer:
+    def at(self, address: int, time_ns: int, /) -> Answer:
         answer = self._timeline.at(address, time_ns)
         if answer[0] is None and answer[1] is not UNKNOWN_ADDRESS:
             return None, OUTSIDE_HISTORY

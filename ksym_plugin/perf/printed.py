@@ -37,7 +37,14 @@ def run(options: Options) -> int:
         return 1
     if options.format == "report":
         raise KsymError("text is not enough for a report", "run: ksym report")
-    renamer = Handler(options, options.input).renamer()
+    handler = Handler(options, options.input)
+    try:
+        return _renamed(options, handler.renamer())
+    finally:
+        handler.close()
+
+
+def _renamed(options: Options, renamer: Renamer) -> int:
     try:
         if options.input is None:
             _print(sys.stdin.buffer, options.format, renamer)

@@ -101,6 +101,7 @@ class Samples:
         try:
             self._session: Any = perf.session(source, sample=self._sample)
         except (OSError, ValueError) as error:
+            handler.close()
             raise KsymError(f"{source} cannot be read ({error})") from error
 
     def process(self) -> None:

@@ -231,7 +231,9 @@ def _perf_name(frame: FrameLine) -> tuple[str, str]:
 def _common(first: Frame | Reason, last: Frame | Reason) -> Frame | Reason:
     """The answer that holds from the first to the last instant of a window."""
     if isinstance(first, Frame) and isinstance(last, Frame):
-        if first.name == last.name and first.offset == last.offset:
+        # Who was there at both ends was there in between; one of the same name need not be.
+        is_one = first.lifetime is last.lifetime
+        if is_one and first.name == last.name and first.offset == last.offset:
             return max(first, last, key=_doubtful)
         return COARSE
     return first if first is last else COARSE

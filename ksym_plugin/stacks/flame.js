@@ -135,7 +135,7 @@
 
   // What is lower than the window is made as high: a tooltip needs the room.
   const fit = () => {
-    width = Math.max(640, data.fixed || document.documentElement.clientWidth || data.width);
+    width = data.fixed || Math.max(640, document.documentElement.clientWidth || data.width);
     const height = alone ? Math.max(data.height, window.innerHeight) : data.height;
     svg.setAttribute("width", width);
     svg.setAttribute("height", height);

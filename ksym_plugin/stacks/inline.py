@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: What has no file that addr2line could read.
 _NO_FILE: Final = re.compile(rb"perf-\d+.map|kernel\.|\[[^\]]+\]")
+#: A line of nm; one without an address is of another file.
+_SYMBOL: Final = re.compile(rb"([0-9a-f]+) \S (.*)")
 _DISCRIMINATOR: Final = re.compile(rb" \(discriminator \S+\)")
 _NOTHING: Final = (b"", b"??", b"??:??:0")
 #: It reads whole debug information; some programs have gigabytes of it.
@@ -58,10 +60,10 @@ class Inliner:
         table = self._symbols.get(file)
         if table is None:
             table = self._symbols[file] = {}
-            for line in _ask("nm", file).splitlines():
-                words = line.split(None, 2)
-                if len(words) == 3:
-                    table.setdefault(words[2], int(words[0], 16))
+            for line in _ask("nm", "--", file).splitlines():
+                found = _SYMBOL.fullmatch(line)
+                if found is not None:
+                    table.setdefault(found[2], int(found[1], 16))
         return table
 
 

@@ -123,7 +123,7 @@ def is_bpf(frame: FrameLine) -> bool:
     """Whether a frame is in the kernel and says that it is BPF's."""
     if not _is_high(frame):
         return False
-    if frame.dso == _BPF_DSO or (frame.dso and frame.dso == frame.name):
+    if frame.dso == _BPF_DSO or (frame.dso not in (None, b"", UNKNOWN) and frame.dso == frame.name):
         return True
     name = frame.name.decode("ascii", "replace").rstrip("?")
     return split_bpf_name(name) is not None

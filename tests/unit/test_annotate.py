@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from ksym_plugin.perf.annotate import Annotator
 from ksym_plugin.perf.lines import LONGEST
 from ksym_plugin.perf.renaming import Renamer
 from ksym_plugin.symbols import Loss
-from tests.unit.helpers import load, timeline_of
+from tests.unit.helpers import load, timeline_of, unload
 from tests.unit.texts import (
     PLACE,
     SECOND,
@@ -81,6 +82,18 @@ def test_a_microsecond_is_all_of_its_nanoseconds() -> None:
     annotated(sample("6.000000", NAMED % A.encode()) + sample("6.000000"), by)
     assert (by.tally.coarse, sum(by.tally.unknown.values()), by.tally.frames) == (1, 1, 2)
     assert any("within what perf prints" in line for line in by.report())
+
+
+def test_one_name_at_both_ends_of_a_time_is_no_proof() -> None:
+    past = timeline_of(
+        load(PLACE, 64, A, 5 * SECOND),
+        unload(PLACE, 5_510_000_000),
+        load(PLACE, 64, B, 5_520_000_000),
+        unload(PLACE, 5_530_000_000),
+        load(PLACE, 64, A, 5_540_000_000),
+    )
+    assert annotated(sample("5.5"), renamer(past)) == sample("5.5")
+    assert annotated(sample("5.50"), renamer(past)) == sample("5.50", NAMED % A.encode())
 
 
 def test_a_program_that_was_not_there_loses_its_name() -> None:
@@ -374,6 +387,20 @@ def test_a_header_says_which_history_fits(recorded: str) -> None:
     text = f"# hostname : {host}\n# os release : {release}\n".encode() + sample("5.500000")
     out, _ = ksym("annotate", "-H", recorded, "--clock", "monotonic").communicate(text, 60)
     assert out == text.replace(LINE, NAMED % A.encode())
+
+
+def test_a_header_may_come_in_pieces(recorded: str) -> None:
+    child = ksym("annotate", "-H", recorded)
+    assert child.stdin and child.stdout
+    child.stdin.write(b"# ========\n# captured on : a day\n# ev")
+    child.stdin.flush()
+    assert not select.select([child.stdout], [], [], 1)[0]  # Which clock is not known yet.
+    child.stdin.write(b"ent : name = cycles, use_clockid = 1, clockid = 1\n# ========\n#\n")
+    child.stdin.flush()
+    # The end of the header is enough to go on.
+    assert child.stdout.readline() == b"# ========\n"
+    out, _ = child.communicate(sample("5.500000"), 60)
+    assert out.endswith(sample("5.500000", NAMED % A.encode()))
 
 
 def test_a_header_says_which_clock(recorded: str) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -25,10 +26,9 @@ from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from click.testing import Result
 
+REPO = Path(__file__).parents[2]
 SECOND = 1_000_000_000
 BASE = 0xFFFF_FFFF_C010_0000
 OLD = "bpf_prog_0000000000000007_old"
@@ -428,6 +428,37 @@ def test_a_broken_pipe_ends_quietly(place: Path) -> None:
         )
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
     assert done.returncode == 141
+
+
+@pytest.mark.parametrize(
+    "words", [["--version"], ["--help"], ["doctor"], ["show", "--help"], ["fold"]]
+)
+@pytest.mark.parametrize(
+    ("to", "why"), [(">&-", "output is closed"), (">/dev/full", "No space left on device")]
+)
+def test_what_cannot_be_written_is_an_error(words: list[str], to: str, why: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    line = ["sh", "-c", f'exec "$@" {to}', "sh", sys.executable, "-m", "ksym_plugin.cli", *words]
+    done = subprocess.run(
+        line,
+        input="a 1 1.000000: 1 e: \n\n",
+        capture_output=True,
+        text=True,
+        cwd=REPO,
+        env=environment,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ksym: ")
+    assert done.stderr.endswith(f"{why}\n")
+
+
+def test_a_closed_stdin_is_an_error() -> None:
+    line = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "ksym_plugin.cli", "annotate"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=REPO, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "ksym: standard input or output is closed\n"
 
 
 def test_doctor_says_of_each_thing_what_and_how() -> None:

@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 
 from ksym_plugin.cli import parts
 from ksym_plugin.errors import HistoryError, KsymError
-from ksym_plugin.stacks.fold import Folder, Options
+from ksym_plugin.perf.renaming import Renamer
+from ksym_plugin.perf.text_tally import TextTally
+from ksym_plugin.stacks.fold import Folder, Options, Sums
 from ksym_plugin.stacks.spelling import tidied
 from tests.unit.texts import (
     REFERENCE,
@@ -271,11 +273,13 @@ def test_jobs_do_not_change_the_result(big: Path) -> None:
     assert parts.ranges(str(big), 1) == []
 
 
-def in_parts(part: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+def in_parts(
+    part: Callable[..., object], monkeypatch: pytest.MonkeyPatch, by: Renamer | None = None
+) -> None:
     """Fold two parts, with another function for what a part's process does."""
     monkeypatch.setattr(parts, "_fold_part", part)
     how = Options(event=b"cycles")
-    parts.fold(Folder(how), how, os.devnull, [(0, 1), (1, 2)], (None, None), None)
+    parts.fold(Folder(how), how, os.devnull, [(0, 1), (1, 2)], (None, None), by)
 
 
 def test_a_part_that_is_killed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +298,20 @@ def test_what_goes_wrong_in_a_part_is_said(
     with pytest.raises((KsymError, FileNotFoundError)) as raised:
         in_parts(fail, monkeypatch)
     assert str(raised.value) == str(error)
+
+
+def test_what_the_parts_report_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    tally, by = TextTally(), renamer()
+    tally.confirmed = 3
+    in_parts(lambda *_: (Sums(), tally, "not asked"), monkeypatch, by)
+    assert by.tally.confirmed == 6
+    assert by.report()[-1] == "not asked"
+
+
+def test_what_has_no_name_is_no_bpf() -> None:
+    sample = b"a 1 1.000000: 1 e: \n\tffffffffc0000404 %s\n\n"
+    assert folded(sample % b"[unknown] ([unknown])", bpf=True) == {"a;[unknown]": 1}
+    assert folded(sample % b"hook_demo (hook_demo)", bpf=True) == {"a;hook_demo_[b]": 1}
 
 
 def test_an_interrupt_ends_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ case $2 in
 *) printf '%s\\n??\\n??:0\\n' "$2" ;;
 esac
 """
-NM = "#!/bin/sh\nprintf '0000000000001130 T main\\n                 U puts\\n'\n"
+#: Symbols of other files have no address, and any name.
+NM = "#!/bin/sh\nprintf '0000000000001130 T main\\n%17sU puts\\n%17sU a b\\n' '' ''\n"
 
 
 @pytest.fixture
