@@ -165,9 +165,11 @@ def _exactly(
     dating = pyspy_match.date(profile, log, shift, session.outer, bool(session.clocks))
     verdict = pyspy_graft.check(threads, dating.threads)
     answers = pyspy_graft.matchers(dating, not (verdict.passes or force))
-    grafted = pyspy_graft.graft(
-        threads, answers, dating.misfits, log.tids - set(dating.threads) - dating.misfits
-    )
+    natives = log.tids - set(dating.threads) - dating.misfits
+    if dating.misfits - log.tids:
+        # Python threads under ids of a namespace that were not noted: they may be any of these.
+        natives = set()
+    grafted = pyspy_graft.graft(threads, answers, dating.misfits, natives)
     say(pyspy_graft.run_line(dating, files.session.rate))
     say(grafted.tally.line())
     say(pyspy_graft.verdict_line(verdict, force))
