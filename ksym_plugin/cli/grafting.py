@@ -39,9 +39,6 @@ _SCRIPT: Final = [
 ]
 #: UTC is py-spy's clock: a step of it, in ns, would misplace every sample after it.
 _STEP: Final = 100_000
-_GIL_ONLY: Final = KsymError(
-    "py-spy was told --gil: it never sees a thread inside a system call", "record without --gil"
-)
 _MONOTONIC: Final = "record with: perf record -k CLOCK_MONOTONIC"
 
 
@@ -76,20 +73,15 @@ class Session:
 
 
 def load_session(path: str) -> Session:
-    """The session in a file, an empty one if there is none. KsymError for another file."""
+    """The session in a file. KsymError for another file."""
     session = Session()
     try:
         with open(path, encoding="utf-8") as file:
             held = json.load(file)
-    except FileNotFoundError:
-        return session
-    except (ValueError, RecursionError):
-        raise KsymError(f"{path} is no session of ksym pyspy record", pyspy.AGAIN) from None
-    try:
         session.clocks = [(int(utc), int(monotonic)) for utc, monotonic in held["clocks"]]
         session.outer = {int(inner): int(outer) for inner, outer in held["outer"].items()}
         session.rate = None if held["rate"] is None else float(held["rate"])
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         raise KsymError(f"{path} is no session of ksym pyspy record", pyspy.AGAIN) from None
     return session
 
@@ -134,6 +126,11 @@ class Files:
 def graft(files: Files, force: bool) -> Grafted:
     """Both sides together, with all that is to be known of how well they fit said."""
     log = _log(files.log)
+    if log.settings.get("gil_only") == "true":
+        raise KsymError(
+            "py-spy was told --gil: it never sees a thread inside a system call",
+            "record without --gil",
+        )
     with open(files.pyspy, "rb") as file:
         document = pyspy.load(file.read())
     reader, hits = _perf_samples(files)
@@ -144,6 +141,8 @@ def graft(files: Files, force: bool) -> Grafted:
         grafted = _loosely(files, document, log, shift, threads)
     else:
         grafted = _exactly(files, document, log, shift, threads, force)
+    if not any(hit.kernel for hit in hits):
+        say("no sample of perf has kernel frames: see what this user may see with: ksym doctor")
     if reader.passed_over:
         say(f"{reader.passed_over:,} samples of other events left out")
     return grafted
@@ -166,9 +165,11 @@ def _exactly(
     dating = pyspy_match.date(profile, log, shift, session.outer, bool(session.clocks))
     verdict = pyspy_graft.check(threads, dating.threads)
     answers = pyspy_graft.matchers(dating, not (verdict.passes or force))
-    grafted = pyspy_graft.graft(
-        threads, answers, dating.misfits, log.tids - set(dating.threads) - dating.misfits
-    )
+    natives = log.tids - set(dating.threads) - dating.misfits
+    if dating.misfits - log.tids:
+        # Python threads under ids of a namespace that were not noted: they may be any of these.
+        natives = set()
+    grafted = pyspy_graft.graft(threads, answers, dating.misfits, natives)
     say(pyspy_graft.run_line(dating, files.session.rate))
     say(grafted.tally.line())
     say(pyspy_graft.verdict_line(verdict, force))
@@ -190,8 +191,6 @@ def _loosely(
     threads: Mapping[int, Sequence[Hit]],
 ) -> Grafted:
     """By times that py-spy wrote down without stopping the process."""
-    if log.settings.get("gil_only") == "true":
-        raise _GIL_ONLY
     outer = files.session.outer
     changes = {outer.get(tid, tid): mine for tid, mine in pyspy_loose.parse(document).items()}
     span = max((mine.times[-1] - mine.times[0] for mine in changes.values()), default=0)
@@ -224,15 +223,13 @@ def _log(path: str | None) -> Log:
 
 def _refuse(log: Log) -> None:
     """KsymError for recordings that nothing right can come of."""
-    if log.settings.get("gil_only") == "true":
-        raise _GIL_ONLY
     if not log.locks:
         raise KsymError(
             "py-spy's log does not date its samples",
             "record with: RUST_LOG=py_spy=info,remoteprocess=debug py-spy record"
-            " -f speedscope --idle --threads … 2> LOG, and give --pyspy-log LOG",
+            " -f speedscope --idle --threads … > LOG 2>&1, and give --pyspy-log LOG",
         )
-    if (log.errors or 0) > pyspy_match.MOST_SLACK:
+    if log.errors > pyspy_match.MOST_SLACK:
         raise KsymError(
             f"py-spy failed at {log.errors} samples, so that the order of the others tells no time",
             "record again at a lower --rate, or, where threads come and go, with --nonblocking",
@@ -253,8 +250,8 @@ def _shift(files: Files, reader: Reader) -> int:
         raise KsymError("perf's samples are not on CLOCK_MONOTONIC", _MONOTONIC)
     shift = files.session.shift()
     if shift is None:
-        shift = reader.shift if reader.is_monotonic else None
-    if shift is None:
+        shift = reader.shift
+    if shift is None or not reader.is_monotonic:
         raise KsymError(
             "nothing tells how perf's clock stands to py-spy's",
             f"{_MONOTONIC}, and print text with: perf script --header --ns",

@@ -8,9 +8,10 @@ import tempfile
 
 import click
 
-from ksym_plugin.cli import grafting, options, sampling
-from ksym_plugin.cli.grafting import Files, Targets
+from ksym_plugin.cli import grafting, options, sampled, sampling
+from ksym_plugin.cli.grafting import Files, Session, Targets
 from ksym_plugin.cli.output import say
+from ksym_plugin.cli.sampled import Command
 from ksym_plugin.cli.stopping import Signals
 
 TYPE_CHECKING = False
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT_OUTPUT = "pyspy.speedscope.json"
 _SECONDS = 10.0
-_BY_SIGNAL = 128
 
 
 def targets(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,8 +93,9 @@ def command() -> None:
 @targets
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def record(  # noqa: PLR0917 - click passes them by name
+def record(
     ctx: click.Context,
+    *,
     pid: int | None,
     duration: float | None,
     rate: int,
@@ -126,30 +127,34 @@ def record(  # noqa: PLR0917 - click passes them by name
     sampling.py_spy()
     how = sampling.How(rate, freq, event, native, nonblocking, subprocesses)
     status = 0
-    with _folder(keep) as folder, Signals() as signals:
-        release = -1
+    with _folder(keep) as folder, Signals() as signals, contextlib.ExitStack() as stack:
+        started = None
         if pid is None:
-            pid, release = sampling.hold(command)
+            started = stack.enter_context(Command(command, signals))
+            pid = started.pid
         else:
-            sampling.require_fit(pid, how)
-            _tell_of_perf_support(sampling.python_of(pid))
+            sampled.require_fit(pid, rate, not nonblocking)
+            _tell_of_perf_support(sampled.python_of(pid))
             duration = duration or _SECONDS
-        with sampling.Sampling(folder, pid, how, signals) as samplers:
-            own = samplers.path("ksym.db")
-            if history is None:
-                samplers.start_recorder(own)
-            samplers.start_perf()
-            if release >= 0:
-                os.write(release, b"x")
-            samplers.start_py_spy(is_starting=release >= 0)
-            if release >= 0:
-                _tell_of_perf_support(sampling.python_of(pid))
-            say(f"sampling process {pid}{f' for {duration:g} s' if duration else ''}")
-            is_over = samplers.run(duration)
-            # py-spy first: a process that it holds would never end.
-            samplers.stop()
-            if release >= 0:
-                status = sampling.end(pid, by_force=not is_over)
+        samplers = stack.enter_context(sampling.Sampling(folder, pid, how, signals))
+        own = samplers.path("ksym.db")
+        if history is None:
+            samplers.start_recorder(own)
+        samplers.start_perf()
+        if started is not None:
+            started.let_go()
+        samplers.start_py_spy(is_starting=started is not None)
+        if started is not None:
+            _tell_of_perf_support(sampled.python_of(pid))
+        say(f"sampling process {pid}{f' for {duration:g} s' if duration else ''}")
+        goes_on = samplers.run(duration)
+        # py-spy first: a process that it holds would never end.
+        samplers.stop()
+        if started is not None:
+            if not goes_on:
+                started.end()
+            status = started.wait()
+        samplers.require_results()
         files = Files(
             samplers.path(grafting.PERF_DATA),
             samplers.path(grafting.PYSPY),
@@ -197,7 +202,8 @@ def _tell_of_perf_support(version: tuple[int, int] | None) -> None:
 )
 @options.history
 @targets
-def graft(  # noqa: PLR0917 - click passes them by name
+def graft(
+    *,
     perf: str,
     pyspy: str,
     log: str | None,
@@ -211,9 +217,12 @@ def graft(  # noqa: PLR0917 - click passes them by name
     """Put together what perf and py-spy recorded of one process at the same time.
 
     perf record -k CLOCK_MONOTONIC -g ...; RUST_LOG=py_spy=info,remoteprocess=debug py-spy
-    record -f speedscope --idle --threads --full-filenames ... 2> LOG
+    record -f speedscope --idle --threads --full-filenames ... > LOG 2>&1
     """
     beside = os.path.join(os.path.dirname(pyspy), grafting.SESSION)
-    files = Files(perf, pyspy, log, grafting.load_session(session or beside), history)
+    if session is None and os.path.exists(beside):
+        session = beside
+    noted = Session() if session is None else grafting.load_session(session)
+    files = Files(perf, pyspy, log, noted, history)
     result = grafting.graft(files, force)
     Targets(output, folded, svg).write(result, os.path.basename(pyspy))

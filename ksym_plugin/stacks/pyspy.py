@@ -195,20 +195,18 @@ class _Reader:
 
     def _stack(self, numbers: tuple[int, ...]) -> tuple[int | None, ThreadName | None, Stack]:
         """The process and thread that the first frames tell, and the rest."""
+        if any(number < 0 for number in numbers):
+            raise ValueError(numbers)
         pid: int | None = None
-        at = 0
-        for at, number in enumerate((*numbers, -1)):
-            if number < 0:
-                break
+        for at, number in enumerate(numbers):
             name = str(self._table[number]["name"])
             process = _PROCESS.match(name)
             if process is None:
                 thread = thread_of(name)
-                if thread is None:
-                    break
-                return pid, thread, Stack(tuple(self._texts[n] for n in numbers[at + 1 :]))
+                rest = numbers[at if thread is None else at + 1 :]
+                return pid, thread, Stack(tuple(self._texts[n] for n in rest))
             pid = int(process[1])
-        return pid, None, Stack(tuple(self._texts[n] for n in numbers[at:]))
+        return pid, None, Stack(())
 
     def _text(self, frame: dict[str, Any]) -> tuple[str, bool]:
         name, file = str(frame["name"]), str(frame.get("file") or "")

@@ -29,6 +29,8 @@ _LOCK: Final = re.compile(rb"(attached to|detached from) thread (\d{1,10})\s*\Z"
 _SETTING: Final = re.compile(rb"\s+([a-z_]+): (\S+),\s*\Z")
 _PYTHON: Final = re.compile(rb"python version (\d+)\.(\d+)")
 _ERRORS: Final = re.compile(rb"Samples: (\d{1,18}) Errors: (\d{1,18})")
+#: Said for each sample that failed, and the total at the end, which goes to stdout.
+_FAILED: Final = b"Failed to get stack trace from"
 _EXITED: Final = b"Stopped sampling because process exited"
 _NAMES: Final = b"looking up thread names"
 _CONFIG: Final = b"config Config {"
@@ -72,8 +74,8 @@ class Log:
         #: When py-spy began, and when it had found the process: about its zero of time.
         self.configured: int | None = None
         self.mapped: int | None = None
-        #: How many samples failed; None if the end of the log is missing.
-        self.errors: int | None = None
+        #: How many samples failed.
+        self.errors = 0
         #: Whether it ended because the process did.
         self.exited = False
         #: How many stacks were written, of all threads.
@@ -101,7 +103,7 @@ def parse(lines: Iterable[bytes]) -> Log:
         log.exited = log.exited or _EXITED in line
         errors = _ERRORS.search(line)
         if errors is not None:
-            log.samples, log.errors = int(errors[1]), int(errors[2])
+            log.samples, log.errors = int(errors[1]), max(log.errors, int(errors[2]))
     return log
 
 
@@ -117,6 +119,8 @@ def _note(log: Log, time: int, message: bytes) -> None:
         log.locks.append((time, int(lock[2]), lock[1] == b"attached to"))
     elif message.startswith(_NAMES):
         log.named.append(time)
+    elif message.startswith(_FAILED):
+        log.errors += 1
     elif message.startswith(_CONFIG) and log.configured is None:
         log.configured = time
     elif message.startswith(_MAPS) and log.mapped is None:

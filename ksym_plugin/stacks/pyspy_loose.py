@@ -47,6 +47,8 @@ class Changes:
         self.stacks: list[Stack] = []
 
     def add(self, time: int, stack: Stack) -> None:
+        if self.times and time < self.times[-1]:
+            raise ValueError(time)
         if self.times and self.times[-1] == time:
             self.stacks[-1] = stack
         else:
@@ -76,8 +78,8 @@ def _read(document: Any) -> dict[int, Changes]:  # noqa: ANN401 - JSON of any sh
         frames = open_frames.setdefault(key, [])
         if event["ph"] == "B":
             frames.append((name, str(event["args"]["filename"] or "")))
-        elif frames:
-            frames.pop()
+        elif event["ph"] != "E" or frames.pop()[0] != name:
+            raise ValueError(event)
         owner = thread_of(name)
         if owner is not None:
             if owner.is_pthread:

@@ -109,7 +109,7 @@ def date(
             longest = len(rounds)
             _measure(dating, rounds)
         exited = log.exited and has_idle
-        _date_process(dating, threads, rounds, shift, outer, exited, log.errors or 0)
+        _date_process(dating, threads, rounds, shift, outer, exited, log.errors)
     _require_fit(dating, profile, outer)
     return dating
 

@@ -45,11 +45,14 @@ def phases(truth: Path, ms: float, seconds: float, *more: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(command: list[str]) -> Iterator[int]:
-    """A process in a group of its own, and its id once it has begun to work."""
+def running(command: list[str], truth: Path | None = None) -> Iterator[int]:
+    """A process in a group of its own, and its id once it is at work, which ``truth`` tells."""
     child = procs.start(command)
     try:
-        time.sleep(0.7)
+        until = time.monotonic() + 30
+        while truth is not None and not truth.exists():
+            assert time.monotonic() < until
+            time.sleep(0.02)
         yield child.pid
     finally:
         procs.end_group(child)
@@ -136,7 +139,7 @@ def test_families_are_sampled_together(tmp_path: Path) -> None:
 
 def test_ids_in_a_namespace_are_translated(tmp_path: Path) -> None:
     inside = ["unshare", "--pid", "--fork", "--mount-proc", *phases(tmp_path / "t", 100, 8)]
-    with running(inside) as outer:
+    with running(inside, tmp_path / "t") as outer:
         with open(f"/proc/{outer}/task/{outer}/children", encoding="ascii") as file:
             pid = file.read().split()[0]
         done = record(tmp_path, "-p", pid, "--duration", "2", "--force")
@@ -144,7 +147,7 @@ def test_ids_in_a_namespace_are_translated(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_first_ends_the_recording(tmp_path: Path) -> None:
-    with running(phases(tmp_path / "t", 100, 5)) as pid:
+    with running(phases(tmp_path / "t", 100, 5), tmp_path / "t") as pid:
         done = record(tmp_path, "-p", str(pid), "--duration", "60")
     assert "samples a second" in done.err
     assert sum(counts(tmp_path).values()) > 50
@@ -162,7 +165,7 @@ def test_threads_that_come_and_go_are_right_or_unknown(tmp_path: Path) -> None:
 
 
 def test_native_frames_stand_between(tmp_path: Path) -> None:
-    with running(phases(tmp_path / "t", 200, 10)) as pid:
+    with running(phases(tmp_path / "t", 200, 10), tmp_path / "t") as pid:
         record(tmp_path, "-p", str(pid), "--duration", "3", "--native", "--force")
     found = [stack.split(";") for stack in counts(tmp_path) if ";send;" in stack]
     assert found
@@ -172,7 +175,7 @@ def test_native_frames_stand_between(tmp_path: Path) -> None:
 
 
 def test_without_stops_it_is_approximate(tmp_path: Path) -> None:
-    with running(phases(tmp_path / "t", 100, 10)) as pid:
+    with running(phases(tmp_path / "t", 100, 10), tmp_path / "t") as pid:
         done = record(tmp_path, "-p", str(pid), "--duration", "3", "--nonblocking")
     assert "approximate" in done.err
     assert share(done.err, "matched") > 10
@@ -193,7 +196,7 @@ def test_a_process_that_has_ended_before_anything_began_is_said_to(tmp_path: Pat
 
 
 def test_a_process_under_a_debugger_is_refused(tmp_path: Path) -> None:
-    with running(phases(tmp_path / "t", 100, 20)) as pid:
+    with running(phases(tmp_path / "t", 100, 20), tmp_path / "t") as pid:
         libc = ctypes.CDLL(None, use_errno=True)
         assert libc.ptrace(_PTRACE_SEIZE, pid, 0, 0) == 0
         done = record(tmp_path, "-p", str(pid), status=1)
@@ -201,7 +204,7 @@ def test_a_process_under_a_debugger_is_refused(tmp_path: Path) -> None:
 
 
 def test_many_threads_are_not_stopped_often(tmp_path: Path) -> None:
-    with running(phases(tmp_path / "t", 100, 20, "--idlers", "40")) as pid:
+    with running(phases(tmp_path / "t", 100, 20, "--idlers", "40"), tmp_path / "t") as pid:
         done = record(tmp_path, "-p", str(pid), status=1)
         assert "--rate 20" in done.err
         record(tmp_path, "-p", str(pid), "--rate", "20", "--duration", "1")
@@ -217,7 +220,7 @@ def test_what_is_no_python_is_refused(tmp_path: Path) -> None:
 
 def test_nothing_is_left_holding_the_process_when_we_are_killed(tmp_path: Path) -> None:
     keep = tmp_path / "kept"
-    with running(phases(tmp_path / "t", 100, 30)) as pid:
+    with running(phases(tmp_path / "t", 100, 30), tmp_path / "t") as pid:
         child = procs.start([*RECORD, "--keep", str(keep), "-p", str(pid), "--duration", "60"])
         log = keep / "pyspy.log"
         until = time.monotonic() + 30
@@ -303,6 +306,6 @@ def test_perf_support_is_named_first(tmp_path: Path) -> None:
     pythons = newer_pythons()
     if not pythons:
         pytest.skip("there is no Python from 3.12 on here")
-    with running([pythons[0], *phases(tmp_path / "t", 100, 20)[1:]]) as pid:
+    with running([pythons[0], *phases(tmp_path / "t", 100, 20)[1:]], tmp_path / "t") as pid:
         done = record(tmp_path, "-p", str(pid), "--duration", "1")
     assert "-X perf" in done.err.splitlines()[0]

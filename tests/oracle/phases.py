@@ -104,6 +104,8 @@ def main() -> None:
     workers = [Worker(seed, int(args.ms * 1e6), until, program) for seed in (1, 2)]
     for thread in (*idlers, *workers):
         thread.start()
+    with open(args.truth, "w", encoding="utf-8"):
+        pass  # That it is there tells that work has begun.
     gone: list[Worker] = []
     while time.monotonic_ns() < until:
         if args.churn:

@@ -122,6 +122,11 @@ def test_pthread_ids_are_refused() -> None:
         pyspy.parse(document(frames, [[0]], 'Thread 0x7F04 "m"'))
 
 
+def test_numbers_of_frames_do_not_count_from_the_end() -> None:
+    with pytest.raises(KsymError, match="no speedscope file"):
+        pyspy.parse(document([frame("thread (3)", "", 0), frame("f")], [[0, -1]]))
+
+
 def test_native_frames_are_told_from_python_s() -> None:
     frames = [frame("<module>"), frame("os_stat", "/usr/lib/libpython3.11.so.1.0", 0)]
     (thread,) = pyspy.parse(document(frames, [[0, 1]])).threads.values()
@@ -213,6 +218,13 @@ def test_a_log_is_read() -> None:
     assert (log.settings["gil_only"], log.settings["blocking"]) == ("false", "Lock")
     assert log.configured == SECOND - 10**9 + 372_274_092
     assert log.mapped == SECOND - 600_000_000
+
+
+def test_failed_samples_are_counted_where_the_total_is_missing() -> None:
+    failed = b"[2026-11-30T02:40:47.5Z WARN  py_spy] Failed to get stack trace from 5: no"
+    lines = LOG.splitlines()
+    assert pyspy_log.parse([*lines[:-1], failed, failed, failed]).errors == 3
+    assert pyspy_log.parse([*lines[:-1], failed, failed, lines[-1]]).errors == 2
 
 
 def test_rounds_are_of_all_threads_and_the_first_gives_no_sample() -> None:

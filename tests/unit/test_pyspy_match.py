@@ -397,6 +397,14 @@ def test_pthread_ids_are_refused() -> None:
         pyspy_loose.parse([event("B", "thread (0x7f00): m", 0)])
 
 
+@pytest.mark.parametrize(
+    "odd", [event("E", "b", 100_000), event("X", "a", 100_000), event("B", "b", -1)]
+)
+def test_changes_that_do_not_follow_are_refused(odd: dict[str, object]) -> None:
+    with pytest.raises(KsymError, match="no chrometrace"):
+        pyspy_loose.parse([*CHANGES[:3], odd])
+
+
 @given(st.lists(st.sampled_from([*CHANGES, {}, 3, None, {"ph": "B"}])))
 def test_any_list_is_read_or_refused(events: list[object]) -> None:
     with contextlib.suppress(KsymError):

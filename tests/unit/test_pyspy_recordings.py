@@ -139,8 +139,8 @@ def test_every_sample_of_perf_is_in_every_output(recording: Recording) -> None:
 # What cannot be grafted
 
 
-def refused(recording: Recording) -> str:
-    done = graft(recording)
+def refused(recording: Recording, *more: str) -> str:
+    done = graft(recording, *more)
     assert done.exit_code == 1
     assert "Traceback" not in done.output
     return done.stderr
@@ -165,9 +165,21 @@ def test_raw_format_is_refused(recording: Recording) -> None:
 
 
 @fifty
-def test_gil_only_is_refused(recording: Recording) -> None:
-    edit(recording, "pyspy.log", b"gil_only: false", b"gil_only: true")
-    assert "--gil" in refused(recording)
+@pytest.mark.parametrize(
+    ("file", "old", "new", "told"),
+    [
+        ("pyspy.log", b"gil_only: false", b"gil_only: true", "--gil"),
+        ("pyspy.log", b"Errors: 0", b"Errors: 30", "30 samples"),
+        ("perf.txt", b"clockid = 1", b"clockid = 7", "-k CLOCK_MONOTONIC"),
+        ("perf.txt", b"# event : ", b"# something: ", "--header"),
+        ("session.json", b'"clocks"', b'"clock"', "no session"),
+    ],
+)
+def test_what_tells_nothing_right_is_refused(
+    recording: Recording, file: str, old: bytes, new: bytes, told: str
+) -> None:
+    edit(recording, file, old, new)
+    assert told in refused(recording)
 
 
 @fifty
@@ -178,9 +190,30 @@ def test_samples_without_a_log_are_refused(recording: Recording) -> None:
 
 
 @fifty
-def test_many_errors_of_py_spy_are_refused(recording: Recording) -> None:
-    edit(recording, "pyspy.log", b"Errors: 0", b"Errors: 30")
-    assert "30 samples" in refused(recording)
+def test_a_session_that_is_named_has_to_be_there(recording: Recording) -> None:
+    assert "nothing.json: No such file" in refused(recording, "--session", "nothing.json")
+
+
+@fifty
+def test_frames_of_the_kernel_are_missed_aloud(recording: Recording) -> None:
+    assert "no sample of perf has kernel frames" not in graft(recording).stderr
+    edit(recording, "perf.txt", b"\tffffffff", b"\t00000000")
+    assert "no sample of perf has kernel frames" in graft(recording).stderr
+
+
+@fifty
+def test_a_thread_under_an_unknown_id_is_not_said_to_be_without_python(
+    recording: Recording,
+) -> None:
+    with open(recording.path("truth.json"), encoding="utf-8") as file:
+        tid = next(iter(json.load(file)))
+    edit(recording, "pyspy.json", f"thread ({tid})".encode(), b"thread (4000000000)")
+    stacks = recording.path("out.folded")
+    assert "1 thread unknown" in graft(recording, "--folded", stacks).stderr
+    with open(stacks, "rb") as file:
+        counts = folded.parse(file).counts
+    assert any(pyspy_graft.STACK_UNKNOWN in stack for stack in counts)
+    assert not any(pyspy_graft.NO_PYTHON in stack for stack in counts)
 
 
 @fifty
@@ -209,12 +242,6 @@ def test_a_log_of_another_run_is_refused(recording: Recording) -> None:
 def test_a_version_that_was_not_tried_is_named(recording: Recording) -> None:
     edit(recording, "pyspy.json", b"py-spy@0.4.3", b"py-spy@0.9.0")
     assert "0.9.0 is none of those tried" in graft(recording).stderr
-
-
-@fifty
-def test_another_clock_of_perf_is_refused(recording: Recording) -> None:
-    edit(recording, "perf.txt", b"clockid = 1", b"clockid = 7")
-    assert "-k CLOCK_MONOTONIC" in refused(recording)
 
 
 @fifty
