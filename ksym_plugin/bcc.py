@@ -66,7 +66,7 @@ def install() -> None:
     process's end.
     """
     global _installed
-    bcc = bcc_module.load()
+    caches = bcc_module.load().BPF._sym_caches
     if _installed is not None:
         return
     from ksym_hooks import get_plugin_manager
@@ -74,7 +74,7 @@ def install() -> None:
     manager = get_plugin_manager()
     manager.hook.ksym_resolve_frames(addresses=[], time=None, clock="monotonic")
     _installed = KernelSymbols(manager)
-    bcc.BPF._sym_caches[_KERNEL] = _installed
+    caches[_KERNEL] = _installed
 
 
 def uninstall() -> None:

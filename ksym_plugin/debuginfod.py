@@ -56,12 +56,18 @@ def _fetch(url: str, kept: str) -> str:
     os.makedirs(os.path.dirname(kept), mode=0o700, exist_ok=True)
     fd, partial = tempfile.mkstemp(dir=os.path.dirname(kept))
     try:
-        with os.fdopen(fd, "wb") as file, urlopen(url, timeout=_WAIT) as answer:  # noqa: S310 - checked
+        # S310 is about other schemes, such as file:, which were turned away above; urllib
+        # follows no redirection to one.
+        with os.fdopen(fd, "wb") as file, urlopen(url, timeout=_WAIT) as answer:  # noqa: S310
             shutil.copyfileobj(answer, file)
             if answer.length:
                 raise OSError(f"{answer.length} bytes are missing")
         os.rename(partial, kept)
-    except (OSError, HTTPException) as error:
+    except BaseException as error:
+        # Also on Ctrl-C: a kernel's has hundreds of megabytes.
         os.unlink(partial)
+        # A ValueError is what a malformed address gives.
+        if not isinstance(error, (OSError, HTTPException, ValueError)):
+            raise
         return str(error)
     return ""

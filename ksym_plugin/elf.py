@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import zlib
 from array import array
 from bisect import bisect_right
 
@@ -266,20 +267,36 @@ def module_sections(name: str, root: str = "/sys/module") -> dict[str, int]:
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[ELFFile]:
     """The file, closed at the end; what is wrong with it becomes an ElfError."""
-    from elftools.common.exceptions import ELFError
-    from elftools.construct import ConstructError
     from elftools.elf.elffile import ELFFile
 
+    with refused_if_damaged(path), open(path, "rb") as file:
+        yield ELFFile(file)
+
+
+@contextlib.contextmanager
+def refused_if_damaged(path: str) -> Iterator[None]:
+    """Makes an ElfError of what is wrong with a file that is being read."""
+    from elftools.common.exceptions import DWARFError, ELFError
+    from elftools.construct import ConstructError
+
     # What pyelftools lets through where a damaged file leads it astray.
-    broken = (ELFError, ConstructError, struct.error, LookupError, ValueError, TypeError)
+    wrong = (ELFError, DWARFError, ConstructError, struct.error, zlib.error)
+    astray = (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+    )
     try:
-        with open(path, "rb") as file:
-            yield ELFFile(file)
+        yield
     except OSError as error:
         raise ElfError(
             f"{path} cannot be read ({error.strerror})", "name a readable vmlinux"
         ) from None
-    except broken:
+    except (*wrong, *astray):
         raise ElfError(
             f"{path} is no ELF file, or a damaged one", "name a vmlinux, not a vmlinuz"
         ) from None

@@ -6,7 +6,7 @@ import contextlib
 import os
 from bisect import bisect_right
 
-from ksym_plugin.elf import opened
+from ksym_plugin.elf import opened, refused_if_damaged
 from ksym_plugin.line_table import Line
 
 TYPE_CHECKING = False
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from elftools.dwarf.compileunit import CompileUnit
+    from elftools.dwarf.dwarfinfo import DWARFInfo
     from elftools.dwarf.lineprogram import LineProgram
 
     from ksym_plugin.elf import Image
@@ -46,6 +47,10 @@ class ImageLines:
 
     def line(self, address: int) -> Line | None:
         """The line of the instruction at an address in the kernel's memory."""
+        with refused_if_damaged(self._image.file.path):
+            return self._line(address)
+
+    def _line(self, address: int) -> Line | None:
         linked = address - self._image.offset
         offset = None if self._dwarf is None or linked < 0 else self._unit_at(linked)
         if offset is None:
@@ -70,7 +75,7 @@ class ImageLines:
 class _Ranges:
     """Which unit is where, by the units themselves; takes some seconds for a kernel."""
 
-    def __init__(self, dwarf: Any) -> None:  # noqa: ANN401 - pyelftools has no types
+    def __init__(self, dwarf: DWARFInfo) -> None:
         found = []
         for unit in dwarf.iter_CUs():
             found += [(low, high, unit.cu_offset) for low, high in _extents(dwarf, unit)]
@@ -89,7 +94,7 @@ class _Ranges:
 class _Unit:
     """The rows of one compile unit, sorted."""
 
-    def __init__(self, dwarf: Any, unit: CompileUnit) -> None:  # noqa: ANN401
+    def __init__(self, dwarf: DWARFInfo, unit: CompileUnit) -> None:
         program = dwarf.line_program_for_CU(unit)
         self._rows: list[_Row] = [] if program is None else _rows(program)
         self._addresses = [row[0] for row in self._rows]
@@ -142,8 +147,10 @@ def _decoded(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def _extents(dwarf: Any, unit: CompileUnit) -> list[tuple[int, int]]:  # noqa: ANN401
+def _extents(dwarf: DWARFInfo, unit: CompileUnit) -> list[tuple[int, int]]:
     """The address ranges of a unit."""
+    from elftools.dwarf.ranges import BaseAddressEntry
+
     top = unit.get_top_DIE()
     low = top.attributes.get("DW_AT_low_pc")
     high = top.attributes.get("DW_AT_high_pc")
@@ -158,7 +165,7 @@ def _extents(dwarf: Any, unit: CompileUnit) -> list[tuple[int, int]]:  # noqa: A
     base = 0 if low is None else low.value
     found = []
     for entry in ranges.get_range_list_at_offset(at.value, unit):
-        if hasattr(entry, "base_address"):
+        if isinstance(entry, BaseAddressEntry):
             base = entry.base_address
             continue
         start = 0 if getattr(entry, "is_absolute", False) else base

@@ -26,6 +26,7 @@ from ksym_plugin.clocks import MONOTONIC, PerfClock
 from ksym_plugin.errors import KallsymsError, KsymError, SourceError
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.kallsyms_text import read_module_sizes
+from ksym_plugin.resync import REST
 from ksym_plugin.sources import snapshot
 from ksym_plugin.symbols import Reason
 from ksym_plugin.table import NEVER, Table
@@ -50,7 +51,6 @@ _MOST_REST: Final = 0.1
 #: How often descriptors, modules and what else tells nobody are looked at, in seconds.
 _HEARTBEAT: Final = 1.0
 _CLOCK_SPAN: Final = 10 * _SECOND
-_RESYNC_REST: Final = 10
 #: How long to wait before a source that failed is opened again, in seconds.
 _REOPEN: Final = (1.0, 60.0)
 #: How long ``stop`` waits for a source that is being opened, and a question for one that
@@ -104,7 +104,11 @@ class Follower:
         self._modules: dict[str, tuple[int, int]] = {}
         self._ticked = self._looked = self._resync_after = 0
         self._thread = threading.Thread(target=self._work, name="ksym", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._pipe.close()
+            raise
 
     def frames(
         self, addresses: Iterable[int], time_ns: int | None, clock: str
@@ -297,7 +301,7 @@ class Follower:
         # Somebody else's source may not have been made as ours are.
         images = bool(getattr(source, "lists_images", False))
         self.table.settle(loads, images, began, ended)
-        self._resync_after = ended + _RESYNC_REST * (ended - began)
+        self._resync_after = ended + REST * (ended - began)
         self._read(source)
 
     def _fail(self, error: BaseException) -> bool:

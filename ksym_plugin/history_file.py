@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
 APPLICATION_ID: Final = 0x6B73796D
-FORMAT: Final = 1
+FORMAT: Final = 2
 #: How often a recorder at work commits at the least, in ns.
 HEARTBEAT: Final = 1_000_000_000
 #: Codes of kinds in the file: their places here, so only ever append.

@@ -104,20 +104,27 @@ def _open() -> Source:
 
 def _others() -> dict[str, Callable[[], Source]]:
     found: dict[str, Callable[[], Source]] = {}
-    for host in list(_hosts):
+    for host in _listening():
         for sources in host.hook.ksym_sources():
             found.update(sources)
     return found
 
 
+def _listening() -> list[KsymPluginManager]:
+    with _state:
+        return list(_hosts)
+
+
 def _tell(news: News) -> None:
-    for host in list(_hosts):
-        if isinstance(news, Loss):
-            host.hook.ksym_events_lost(since=news.since, until=news.until, count=news.count)
-        else:
-            host.hook.ksym_symbols_changed(
-                added=news.added, removed=news.removed, generation=news.generation
-            )
+    for host in _listening():
+        # Where warnings are errors, what is wrong with a listener is no failure of ours.
+        with contextlib.suppress(PluginWarning):
+            if isinstance(news, Loss):
+                host.hook.ksym_events_lost(since=news.since, until=news.until, count=news.count)
+            else:
+                host.hook.ksym_symbols_changed(
+                    added=news.added, removed=news.removed, generation=news.generation
+                )
 
 
 def _say(text: str) -> None:

@@ -15,9 +15,9 @@ from ksym_plugin.clocks import PerfClock
 from ksym_plugin.errors import SourceError
 from ksym_plugin.healing import heal
 from ksym_plugin.history_file import HEARTBEAT
-from ksym_plugin.resync import differences
+from ksym_plugin.resync import REST, differences
 from ksym_plugin.symbols import Load, Loss, Unload
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline import MEMORY_COUNT, MEMORY_SPAN, Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,10 +36,6 @@ _BATCH_SPAN: Final = 200_000_000
 _IN_FLIGHT: Final = 1_000_000
 #: How often all clocks are read, in ns: perf's drifts some 10 ns a second.
 _CLOCK_SPAN: Final = 10_000_000_000
-_RESYNC_REST: Final = 10
-#: Ended lifetimes are dropped from memory at this age, once there are so many of them.
-_MEMORY_SPAN: Final = 60_000_000_000
-_MEMORY_COUNT: Final = 50_000
 
 
 class Recorder:
@@ -222,7 +218,7 @@ class Recorder:
         self._apply(self._source.read())
         self._cover(before)
         self.resyncs += 1
-        self._resync_after = ended + _RESYNC_REST * (ended - began)
+        self._resync_after = ended + REST * (ended - began)
 
     def _tick(self, now: int) -> None:
         self._writer.tick(self._clock.read())
@@ -230,6 +226,6 @@ class Recorder:
 
     def _forget(self, now: int) -> None:
         """Keep memory bounded: what ended long ago is in the history."""
-        if self.timeline.count - self._kept > _MEMORY_COUNT:
-            self.timeline.expire(now - _MEMORY_SPAN)
+        if self.timeline.count - self._kept > MEMORY_COUNT:
+            self.timeline.expire(now - MEMORY_SPAN)
             self._kept = self.timeline.count

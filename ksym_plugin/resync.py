@@ -6,7 +6,12 @@ from ksym_plugin.symbols import BPF_MODULE, BPF_PROG, Unload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Final
+
     from ksym_plugin.symbols import Lifetime, Load, Loss
+
+#: How many times its own length a resync is followed by without another one.
+REST: Final = 10
 
 
 def differences(

@@ -31,7 +31,7 @@ from ksym_plugin.symbols import (
     Reason,
     Unload,
 )
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline import MEMORY_COUNT, MEMORY_SPAN, Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     News = Union["Changed", Loss]
 
 NEVER: Final = 1 << 63
-#: Ended lifetimes are dropped at this age (ns), once there are so many of them.
-_MEMORY_SPAN: Final = 60_000_000_000
-_MEMORY_COUNT: Final = 50_000
 #: So many readings of all clocks are kept: an hour's, at one each ten seconds.
 _INSTANTS: Final = 360
 
@@ -175,9 +172,9 @@ class Table:
     def forget(self, now: int) -> None:
         """Keep memory bounded: what ended long ago goes, and that time is a gap."""
         with self.lock:
-            if self._timeline.count - self._kept > _MEMORY_COUNT:
-                self._timeline.expire(now - _MEMORY_SPAN)
-                self._timeline.apply(Loss(0, now - _MEMORY_SPAN, "forgotten"))
+            if self._timeline.count - self._kept > MEMORY_COUNT:
+                self._timeline.expire(now - MEMORY_SPAN)
+                self._timeline.apply(Loss(0, now - MEMORY_SPAN, "forgotten"))
                 self._kept = self._timeline.count
 
     def _take(self, change: Load | Unload, added: list[Symbol], removed: list[Symbol]) -> None:

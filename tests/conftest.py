@@ -1,11 +1,27 @@
-"""Makes ``tests.oracle`` importable from wherever pytest is started."""
+"""Makes ``tests.oracle`` importable from wherever pytest is started; keeps tests apart."""
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sys
+
+import pytest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 if REPO not in sys.path:
     sys.path.insert(0, REPO)
+
+
+@pytest.fixture(autouse=True)
+def _as_python_starts() -> Iterator[None]:
+    """What prepares an interpreter for handling samples alone is undone for the next test."""
+    yield
+    gc.enable()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)

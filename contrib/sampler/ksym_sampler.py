@@ -12,7 +12,6 @@ mark; what was lost is said on stderr. docs/tutorial.md leads up to this.
 from __future__ import annotations
 
 import argparse
-import os
 import struct
 import sys
 import time
@@ -21,6 +20,7 @@ from collections import Counter
 from ksym_hooks import get_plugin_manager, hookimpl, is_frame
 from ksym_plugin import syscalls
 from ksym_plugin.errors import KsymError
+from ksym_plugin.sources.cpus import online_text, parse_cpu_list
 from ksym_plugin.sources.perf_ring import Ring
 
 # enum perf_event_sample_format, the software event cpu-clock, and a flag of the attr
@@ -49,7 +49,7 @@ class Sampler:
         self.lost = 0
         self._rings = []
         try:
-            for cpu in sorted(os.sched_getaffinity(0)):
+            for cpu in parse_cpu_list(online_text()):
                 fd = syscalls.perf_event_open(attr, pid, cpu)
                 self._rings.append(Ring(fd, cpu, False))
         except BaseException:

@@ -43,13 +43,14 @@ def protect(impl: HookImpl, hook: str, name: str, complaints: Complaints, is_tru
             complaints.about(name, f"{hook} {error}; it is passed over")
             return None
         except RAISED as error:
-            complaints.about(name, f"{hook} raised {_said(error)}; it is passed over")
+            complaints.about(name, f"{hook} raised {said(error)}; it is passed over")
             return None
         if not is_trusted and time.monotonic() - began > SLOW:
             complaints.about(name, f"{hook} took {time.monotonic() - began:.1f} s")
         return answer
 
-    # pluggy's types call it final; there is no other place where a call can be caught.
+    # pluggy's types call it final. The other places to catch a call are its private
+    # _inner_hookexec, and a wrapper, which cannot have the next plugin asked instead.
     impl.function = protected  # type: ignore[misc]
 
 
@@ -59,12 +60,13 @@ def in_time(work: Callable[[], object], name: str, what: str, complaints: Compla
     One that is late goes on in a thread of its own, whose result nobody takes.
     """
     results: list[object] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
             results.append(work())
         except RAISED as error:
-            complaints.about(name, f"{what} raised {_said(error)}; it is passed over")
+            errors.append(error)
 
     worker = threading.Thread(target=run, name=f"ksym-{name}", daemon=True)
     worker.start()
@@ -72,6 +74,8 @@ def in_time(work: Callable[[], object], name: str, what: str, complaints: Compla
     if worker.is_alive():
         complaints.about(name, f"{what} has taken {SLOW:g} s and is not done; it is passed over")
         return None
+    if errors:
+        complaints.about(name, f"{what} raised {said(errors[0])}; it is passed over")
     return results[0] if results else None
 
 
@@ -79,8 +83,13 @@ class _Nonsense(Exception):
     """An answer that does not fit its hook."""
 
 
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def said(error: BaseException) -> str:
+    """An error's class and text; the text is the plugin's own code, and may raise as well."""
+    try:
+        text = str(error)
+    except RAISED:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _check_frames(answer: object, addresses: object) -> None:
@@ -91,17 +100,20 @@ def _check_frames(answer: object, addresses: object) -> None:
     if len(answer) != len(addresses):
         raise _Nonsense(f"returned {len(answer)} answers for {len(addresses)} addresses")
     for address, item in zip(addresses, answer):
-        if not (_is_frame(item) or isinstance(getattr(item, "text", None), str)):
+        # As ``is_frame`` has it, by which the host tells them apart.
+        is_fine = _is_frame(item) if hasattr(item, "certainty") else _is_reason(item)
+        if not is_fine:
             raise _Nonsense(f"returned a {type(item).__name__} that is neither frame nor reason")
         if getattr(item, "address", address) != address:
             raise _Nonsense(f"returned a frame of {item.address:#x} for {address:#x}")
 
 
 def _is_frame(item: object) -> bool:
-    return all(
-        isinstance(getattr(item, name, None), kind)
-        for name, kind in (("name", str), ("certainty", str), ("offset", int), ("address", int))
-    )
+    return all(isinstance(getattr(item, name, item), kind) for name, kind in _FRAME)
+
+
+def _is_reason(item: object) -> bool:
+    return isinstance(getattr(item, "text", None), str)
 
 
 def _check_spelling(answer: object, _: object) -> None:
@@ -116,6 +128,14 @@ def _check_sources(answer: object, _: object) -> None:
         raise _Nonsense("returned no dict of names and what to call")
 
 
+_FRAME: Final = (
+    ("address", int),
+    ("name", str),
+    ("offset", int),
+    ("module", (str, type(None))),
+    ("kind", str),
+    ("certainty", str),
+)
 _CHECKS: Final[Mapping[str, Callable[[object, object], None]]] = {
     "ksym_resolve_frames": _check_frames,
     "ksym_format_frame": _check_spelling,

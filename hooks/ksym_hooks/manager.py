@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 from ksym_hooks import defaults, specs
-from ksym_hooks.guard import RAISED, in_time, protect
+from ksym_hooks.guard import RAISED, in_time, protect, said
 from ksym_hooks.markers import PROJECT
 from ksym_hooks.warning import Complaints
 
@@ -135,13 +135,17 @@ def _load(manager: KsymPluginManager, point: EntryPoint) -> None:
     try:
         manager.register(plugin, point.name)
     except RAISED as error:
-        manager.complaints.about(point.name, f"it cannot be registered ({error}); it is left out")
+        manager.complaints.about(
+            point.name, f"it cannot be registered ({said(error)}); it is left out"
+        )
 
 
 def _load_built_in(manager: KsymPluginManager) -> None:
     try:
         plugin = importlib.import_module(_BUILT_IN_MODULE)
-    except ModuleNotFoundError:
-        # The hooks alone: a host gets the default answers.
+    except ImportError as error:
+        # The hooks alone are no mistake: a host gets the default answers.
+        if error.name not in (_BUILT_IN_MODULE, _BUILT_IN_MODULE.partition(".")[0]):
+            manager.complaints.about(BUILT_IN, f"it cannot be imported ({said(error)})")
         return
     manager.register(plugin, BUILT_IN)

@@ -7,6 +7,7 @@ import contextlib
 import click
 
 from ksym_plugin import debuginfod, kernel_id
+from ksym_plugin.cli.output import say
 from ksym_plugin.elf import ElfError, ElfFile, Image
 from ksym_plugin.elf_lines import ImageLines
 
@@ -52,6 +53,8 @@ def opened(
             )
         path = debuginfod.find(build_id or "")
     image = Image(ElfFile(path), text_start, build_id, statics)
+    if build_id is None or image.file.build_id is None:
+        say(f"without a build id there is no telling whether {path} is of this very kernel")
     if not with_lines:
         return image, None
     found = ImageLines(image)

@@ -100,7 +100,9 @@ class Sampling:
 
     def start_recorder(self, history: str) -> None:
         """Follow BPF symbols into ``history``; what keeps it from that is said, not raised."""
-        call = [sys.executable, "-m", "ksym_plugin.cli", "record", "-o", history]
+        # Modules from where this process has them, and none of the working directory's.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from ksym_plugin.cli import main; main()"
+        call = [sys.executable, "-I", "-c", code, "record", "-o", history]
         self._recorder = Child(call, self.path(_RECORDER_LOG))
         if not self._recorder.wait_for(b"recording with"):
             say(f"BPF symbols are not recorded: {self._recorder.problem()}")

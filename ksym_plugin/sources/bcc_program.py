@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SOURCE: Final = "ksym_events.c"
 _KERNEL_BTF: Final = "/sys/kernel/btf/vmlinux"
+#: Under -I, which keeps the working directory's modules out from the first import on.
 _CHILD: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from ksym_plugin.sources.bcc_child import main; main(int(sys.argv[1]))"
@@ -106,7 +107,7 @@ def _start(fd: int, said: int) -> subprocess.Popen[bytes]:
 
     path = [os.path.abspath(folder) for folder in sys.path]
     return subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(fd), json.dumps(path)],
+        [sys.executable, "-I", "-c", _CHILD, str(fd), json.dumps(path)],
         stdin=subprocess.DEVNULL,
         stdout=said,
         stderr=said,

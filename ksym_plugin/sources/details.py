@@ -21,6 +21,7 @@ _LAST_WAIT: Final = 2.0
 _FIRST_WAIT: Final = 1.0
 _SHUT_WR: Final = 1
 _CHUNK: Final = 1 << 16
+#: Under -I, which keeps the working directory's modules out: root may record anywhere.
 _CHILD: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]);"
     " from ksym_plugin.sources import details_child; details_child.main(int(sys.argv[2]))"
@@ -39,7 +40,7 @@ class DetailsProcess:
         self.notes: list[str] = []
         self._data = b""
         self._cpu = 0.0
-        self._listens = False
+        self._listens = self._is_done = False
         self._early: list[ProgramDetails] = []
         # Here, so that who never records does not pay for them.
         import socket
@@ -51,7 +52,7 @@ class DetailsProcess:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _CHILD, folder, str(theirs.fileno())],
+                    [sys.executable, "-I", "-c", _CHILD, folder, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
@@ -102,6 +103,8 @@ class DetailsProcess:
             select.select([self._pipe], [], [], 0.1)
             rest += self.read()
         self.close()
+        if not self._is_done and not self.notes:
+            self.notes.append("source lines are missing: who reads them has ended early, or hangs")
         return rest
 
     def summary(self) -> str:
@@ -143,7 +146,8 @@ class DetailsProcess:
             elif isinstance(message, str):
                 self.notes.append(f"there will be no source lines of BPF programs: {message}")
             else:
-                self._cpu = message
+                # The last thing it says.
+                self._cpu, self._is_done = message, True
         self._data = self._data[at:]
         return found
 

@@ -77,3 +77,14 @@ def test_without_an_offset_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch) -
 def test_lines_need_a_file_or_a_server() -> None:
     record(TEXT + KASLR)
     refused(ksym("resolve", "--lines", *WORDS), "--vmlinux", "DEBUGINFOD_URLS")
+
+
+def test_that_a_file_s_kernel_cannot_be_checked_is_said(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(TEXT + KASLR)
+    assert "build id" not in ksym("resolve", "--vmlinux", "vmlinux", hex(THERE)).stderr
+    symbols = [Sym("_text", TEXT, 0, NOTYPE), Sym("do_work", TEXT + 0x1000, 0x20)]
+    (place / "bare").write_bytes(vmlinux(symbols, build_id=b""))
+    said = ksym("resolve", "--vmlinux", "bare", hex(THERE)).stderr
+    assert "no telling whether bare is of this very kernel" in said

@@ -73,6 +73,27 @@ def test_what_nobody_has_or_is_cut_leaves_nothing(build: str, server: list[str])
     assert len(server) == 2
 
 
+def test_an_interrupted_download_leaves_nothing(
+    server: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.copyfileobj", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        debuginfod.find(BUILD)
+    assert server
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+
+
+def test_a_malformed_address_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(debuginfod.VARIABLE, "http://[::1")
+    with pytest.raises(ElfError, match="no debuginfod server"):
+        debuginfod.find(BUILD)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
 @pytest.mark.parametrize("build", ["", "../../etc/passwd"])
 def test_what_is_no_build_id_is_not_asked_for(build: str, server: list[str]) -> None:
     with pytest.raises(ElfError, match="no build id"):

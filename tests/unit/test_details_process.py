@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,7 @@ send(pipe, 0.25)
     ]  # fmt: skip
     assert found[0].functions == [(1 << 63, 16, "bpf_prog_aa_\u00e4")]
     assert process.fileno() == -1
+    assert process.notes == []
     assert process.summary() == (
         "source lines of 5 of 6 programs (83.3 %); 0.25 s of CPU to read them"
     )
@@ -84,7 +86,21 @@ def test_a_child_that_dies_ends_the_news_and_nothing_else(monkeypatch: pytest.Mo
     while process.fileno() >= 0:
         assert wait(process) == []
     assert process.finish() == []
+    (note,) = process.notes
+    assert "ended early" in note
     process.close()
+
+
+def test_the_working_directory_s_modules_are_not_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "socket.py").write_text("import os; os.mkdir('was_run')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(details, "_CHILD", f"{SENDS}\nsend(pipe, True)\nsend(pipe, 0.5)")
+    process = DetailsProcess()
+    process.finish()
+    assert process.notes == []
+    assert not (tmp_path / "was_run").exists()
 
 
 def test_a_child_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

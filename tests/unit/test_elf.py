@@ -277,6 +277,41 @@ def test_names_as_nm_and_lines_as_addr2line(compiler: str, flags: str, tmp_path:
             assert (told_name.name, told_name.end - told_name.start) == (row[3], int(row[1], 16))
 
 
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_damaged_dwarf_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    from elftools.elf.elffile import ELFFile
+
+    folder = tmp_path_factory.getbasetemp() / "damaged"
+    if not folder.exists():
+        folder.mkdir()
+        linked(folder, "gcc", "-g")
+    with open(folder / "vmlinux", "rb") as file:
+        sections = list(ELFFile(file).iter_sections())
+        parts = [part for part in sections if part.name.startswith(".debug_")]
+    if not parts:
+        pytest.skip("gcc is not installed")
+    damaged = bytearray((folder / "vmlinux").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        part = data.draw(st.sampled_from(parts))
+        at = data.draw(st.integers(0, part["sh_size"] - 1))
+        damaged[part["sh_offset"] + at] = data.draw(st.integers(0, 255))
+    path = folder / "damaged"
+    path.write_bytes(damaged)
+    lines = ImageLines(Image(ElfFile(str(path)), TEXT + KASLR, None))
+    said = str(path)
+    try:
+        for address in range(TEXT, TEXT + 64, 8):
+            found = lines.line(address + KASLR)
+            assert found is None or found.line > 0
+    except ElfError as error:
+        said = str(error)
+    lines.close()
+    assert str(path) in said
+
+
 def test_a_file_without_dwarf_has_no_lines(tmp_path: Path) -> None:
     lines = ImageLines(image_of(tmp_path, Sym("f", BASE, 16)))
     assert lines.line(BASE + KASLR) is None

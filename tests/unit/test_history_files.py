@@ -14,6 +14,7 @@ import pytest
 
 from ksym_plugin.errors import HistoryError
 from ksym_plugin.history import History
+from ksym_plugin.history_file import FORMAT
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.timeline import Timeline
 from tests.unit.helpers import BASE, load, told
@@ -42,7 +43,15 @@ def foreign(path: Path) -> None:
 def newer(path: Path) -> None:
     make_history(str(path))
     database = sqlite3.connect(path)
-    database.execute("PRAGMA user_version = 2")
+    database.execute(f"PRAGMA user_version = {FORMAT + 1}")
+    database.close()
+
+
+def older(path: Path) -> None:
+    make_history(str(path))
+    database = sqlite3.connect(path)
+    database.execute("DROP TABLE program")
+    database.execute("PRAGMA user_version = 1")
     database.close()
 
 
@@ -83,7 +92,7 @@ def state_of(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
 
 
-BROKEN = [foreign, newer, text, short, header_alone, truncated, overwritten, wal_overwritten]
+BROKEN = [foreign, newer, older, text, short, header_alone, truncated, overwritten, wal_overwritten]
 
 
 @pytest.mark.parametrize("make", BROKEN, ids=lambda make: make.__name__)

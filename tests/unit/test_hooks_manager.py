@@ -34,6 +34,17 @@ class Good:
         return [Frame(address, "good", 0, None, KERNEL, EXACT) for address in addresses]
 
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("not even this")
+
+
+class HalfFrame:
+    """A host would take it for a frame, and find it has no name."""
+
+    text = certainty = EXACT
+
+
 def resolver_returning(answer):
     class Broken:
         @hookimpl
@@ -85,6 +96,7 @@ def test_a_frame_is_spelled_by_name_and_marked_where_uncertain(manager):
     [
         (ValueError("broken"), "raised ValueError: broken"),
         (SystemExit(3), "raised SystemExit: 3"),
+        (Unspeakable(), "raised Unspeakable; it"),
         ([], "returned 0 answers for 2 addresses"),
         ([UNKNOWN_ADDRESS], "returned 1 answers for 2 addresses"),
         ([UNKNOWN_ADDRESS] * 3, "returned 3 answers for 2 addresses"),
@@ -92,6 +104,8 @@ def test_a_frame_is_spelled_by_name_and_marked_where_uncertain(manager):
         (42, "returned a int instead of a list"),
         ([1, 2], "returned a int that is neither frame nor reason"),
         ([UNKNOWN_ADDRESS, None], "returned a NoneType that is neither"),
+        ([Frame(ADDRESSES[0], "f", 0, 7, KERNEL, EXACT)] * 2, "returned a Frame that is neither"),
+        ([HalfFrame()] * 2, "returned a HalfFrame that is neither"),
         ([Frame(1, None, 0, None, KERNEL, EXACT)] * 2, "returned a Frame that is neither"),
         ([Frame(1, "f", 0, None, KERNEL, EXACT)] * 2, "returned a frame of 0x1 for 0xffffffff81"),
     ],
@@ -272,6 +286,10 @@ def test_disabled_plugins_are_not_even_imported(site, monkeypatch, disabled):
     [
         ("raise ImportError('lacks something')", "raised ImportError: lacks something"),
         ("raise SystemExit", "raised SystemExit"),
+        (
+            "class Silent(Exception):\n    def __str__(self): raise self\nraise Silent",
+            "raised Silent;",
+        ),
         ("syntax error", "raised SyntaxError"),
         (
             "from ksym_hooks import hookimpl\n@hookimpl\ndef ksym_resolve_frames(nonsense): 1\n",
@@ -313,6 +331,24 @@ def test_a_plugin_that_takes_its_time_in_a_hook_is_named(manager, monkeypatch):
     manager.register(Slow(), "slow")
     with pytest.warns(PluginWarning, match=r"ksym plugin slow: ksym_format_frame took 0\.\d s"):
         assert spelled(manager) == "slow"
+
+
+def test_where_warnings_are_errors_the_caller_gets_them_and_no_other_thread(site):
+    distribution(site, "broken_two", "raise ImportError('lacks something')", "broken")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(PluginWarning, match="lacks something"):
+            get_plugin_manager()
+
+
+def test_a_built_in_plugin_that_is_there_and_fails_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ksym_plugin.table", None)
+    monkeypatch.delitem(sys.modules, "ksym_plugin.follower", raising=False)
+    monkeypatch.delitem(sys.modules, "ksym_plugin.plugin", raising=False)
+    with pytest.warns(PluginWarning, match="ksym plugin ksym: .*ksym_plugin.table"):
+        manager = get_plugin_manager()
+    with manager:
+        assert spelled(manager) == "f"
 
 
 def test_the_hooks_need_pluggy_and_nothing_else():

@@ -215,6 +215,41 @@ def test_a_source_without_descriptor_is_never_taken_for_current(host, offers):
     assert ask(host, [BASE], now()) == [f"{A} gap"]
 
 
+def test_a_listener_that_raises_is_no_failure_of_the_source(host, offers):
+    told = []
+
+    class Deaf:
+        @hookimpl
+        def ksym_symbols_changed(self, generation):
+            told.append(generation)
+            raise LookupError
+
+    host.register(Deaf(), "deaf")
+    source = started(host, offers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(2):
+            before = len(told)
+            source.put(load(BASE + 64 * number, 64, A, now()))
+            wait_until(lambda before=before: len(told) > before)
+    assert ask(host, [BASE + 64], now()) == [f"{A} exact"]
+    assert offers.made == [source]
+    assert not source.closed
+
+
+def test_a_thread_that_cannot_start_leaves_no_descriptor(host, offers, monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    before = fds()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            plugin.begin()
+    assert fds() == before
+    assert started(host, offers)
+
+
 def test_a_source_that_fails_is_opened_again_and_the_time_between_is_a_gap(host, offers):
     source = started(host, offers, load(BASE, 64, A, 1))
     offers.construct = lambda: Scripted([load(BASE, 64, B, 2)])
