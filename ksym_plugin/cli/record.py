@@ -138,9 +138,7 @@ def _record(
 ) -> int:
     """Record into ``output``, from its opening to its closing; the exit status."""
     with contextlib.ExitStack() as stack:
-        details = DetailsProcess()
-        stack.callback(details.close)
-        details.wait()
+        details = _details(stack)
         if stats:
             _measure(source)
         if source.fileno() >= 0:
@@ -172,12 +170,26 @@ def _record(
                 recorder.finish()
         if not run.told:
             say(_summary(recorder, recorder.changes - before, output))
-        for note in details.notes:
+        for note in details.notes if details is not None else ():
             say(note)
         if stats:
-            for line in (*costs.lines(source, recorder, output), details.summary()):
+            for line in costs.lines(source, recorder, output):
                 say(line)
+            if details is not None:
+                say(details.summary())
         return status
+
+
+def _details(stack: contextlib.ExitStack) -> DetailsProcess | None:
+    """What reads source lines, at work already; None, and said, if it cannot be started."""
+    try:
+        details = DetailsProcess()
+    except OSError as error:
+        say(f"there will be no source lines of BPF programs ({error.strerror or error})")
+        return None
+    stack.callback(details.close)
+    details.wait()
+    return details
 
 
 def _measure(source: Source) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -120,3 +121,19 @@ def test_ctrl_c_ends_a_source_that_takes_long_to_start(
     assert (result.exit_code, result.output) == (130, "")
     assert time.monotonic() - began < 20
     assert not (tmp_path / "x.db").exists()
+
+
+def test_names_are_recorded_also_where_nobody_can_read_source_lines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_process() -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(record, "open_source", lambda *_: (Asked(False), []))
+    monkeypatch.setattr(record, "DetailsProcess", no_process)
+    history = tmp_path / "x.db"
+    words = ["record", "-o", str(history), "--for", "0.01", "--stats"]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
+    assert "no source lines of BPF programs (Resource temporarily unavailable)" in result.output
+    assert history.exists()
