@@ -104,7 +104,9 @@ class TextOutput:
             header = header.translate(_SHOWN)
             pieces = [piece.translate(_SHOWN) + "\n" for piece in pieces]
         if shape.has_callchain:
-            self._parts += (header, "\n", *pieces, "\n")
+            # A chain that could not be taken is empty: perf then prints no frame at all.
+            frames = pieces if event.get("callchain") or not shape.is_known else ()
+            self._parts += (header, "\n", *frames, "\n")
         else:  # The only frame stands on the header's line.
             self._parts += (header, " ", pieces[0][1:] if pieces else "\n")
         self._lines += len(pieces) + 1
@@ -126,11 +128,13 @@ class TextOutput:
 class _Shape:
     """What perf prints of the samples of an event, by its raw perf_event_attr."""
 
-    __slots__ = ("has_callchain", "has_period", "has_time")
+    __slots__ = ("has_callchain", "has_period", "has_time", "is_known")
 
     def __init__(self, attr: bytes) -> None:
         kind, sample_type = 0, _SAMPLE_TIME | _SAMPLE_CALLCHAIN
-        if len(attr) >= _ATTR.size:
+        #: Whether perf told; else samples are taken to have what they mostly have.
+        self.is_known = len(attr) >= _ATTR.size
+        if self.is_known:
             kind, _, _, _, sample_type = _ATTR.unpack_from(attr)
         self.has_callchain = bool(sample_type & _SAMPLE_CALLCHAIN)
         self.has_time = bool(sample_type & _SAMPLE_TIME)

@@ -249,7 +249,7 @@ def test_guest_frames_are_never_named_by_the_host(run: Run, dso: str) -> None:
 
 def test_a_guest_s_sample_without_a_dso_is_a_guest_s(run: Run) -> None:
     guest = event(node(CORE + 4), node(BASE + 8), time=5 * SECOND, cpumode=GUEST_KERNEL)
-    leaf = event(time=5 * SECOND, cpumode=GUEST_KERNEL, ip=BASE + 8)
+    leaf = event(time=5 * SECOND, cpumode=GUEST_KERNEL, ip=BASE + 8, attr=None)
     lines = run.feed(event(node(CORE + 4, "f", 4, VMLINUX), time=5 * SECOND), guest, leaf)
     assert lines == [
         frame(CORE + 4, f"f+0x4 ({VMLINUX})"),

@@ -89,6 +89,18 @@ def test_callchains() -> None:
     )
 
 
+def test_a_chain_that_could_not_be_taken_is_no_frame_as_perf_prints_it() -> None:
+    """As perf 6.1 printed a sample of an emulator that has no frame pointers."""
+    stream = io.StringIO()
+    output = TextOutput(stream)
+    lost = event(comm="qemu-system-x86", tid=31486, cpu=1, time=26028_764238_000, period=1003009)
+    output.sample(lost, [output.user(node(0x5617C55AA3CE, "helper", 0x10E, "/usr/bin/qemu"))])
+    output.close()
+    assert stream.getvalue() == (
+        "qemu-system-x86 31486 [001] 26028.764238:    1003009 cpu-clock: \n\n"
+    )
+
+
 def test_without_callchains_the_frame_stands_on_the_header_s_line() -> None:
     one = event(node(0x7F1A_99FC_A645, "f", 0x25, "/lib/ld.so"), attr=PLAIN, comm="sh", time=SECOND)
     header = "              sh     8     1.000000:     250000 cpu-clock: "
