@@ -189,7 +189,8 @@ class Follower:
         if self._is_forked or self._asking == thread:
             return False
         if not self._using.acquire(timeout=_READ_PATIENCE):
-            return False
+            # Whoever has it may have come so far already.
+            return self.table.covered >= until
         try:
             self._asking = thread
             source = self._source
