@@ -16,6 +16,7 @@ from ksym_plugin.clocks import ClockMap, Instant
 from ksym_plugin.history_file import (
     COLUMNS,
     HEARTBEAT,
+    KINDS,
     PAGE_SHIFT,
     check_format,
     connect_read_only,
@@ -26,7 +27,19 @@ from ksym_plugin.history_file import (
     unsigned,
 )
 from ksym_plugin.history_programs import Programs
-from ksym_plugin.symbols import EXACT, GAP, NOT_LOADED, OUTSIDE_HISTORY, Lifetime, Loss
+from ksym_plugin.places import GROUND_SHIFT
+from ksym_plugin.symbols import (
+    AMONG_BPF,
+    BPF_PROG,
+    EXACT,
+    GAP,
+    NOT_LOADED,
+    OTHER_BPF,
+    OUTSIDE_HISTORY,
+    UNKNOWN_ADDRESS,
+    Lifetime,
+    Loss,
+)
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -44,6 +57,10 @@ _AT_PAGE: Final = (
 _BOUNDS: Final = (
     "SELECT (SELECT min(start) FROM lifetime), (SELECT max(start) FROM lifetime),"
     " (SELECT max(page) FROM span)"
+)
+_IN_GROUND: Final = (
+    "SELECT 1 FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ?"
+    f" AND kind BETWEEN {KINDS.index(BPF_PROG)} AND {KINDS.index(OTHER_BPF)} LIMIT 1"
 )
 #: The source that has no events, only states.
 _POLLING: Final = "polling"
@@ -154,6 +171,7 @@ class Past:
         here = kernel_id.boot_id() == self.boot.boot_id
         self._pages: set[int] = set()
         self._bearing: dict[int, set[int]] = {}
+        self._grounds: dict[int, bool] = {}
         #: Rows entered from one page that another will bring again.
         self._entered: set[int] = set()
         self.sessions = [
@@ -262,10 +280,22 @@ class Past:
         if page not in self._pages and self._first_page <= page <= self._last_page:
             self._read_page(page)
         answer = self._timeline.at(address, time_ns)
+        if answer[1] is UNKNOWN_ADDRESS and self._is_among_bpf(address >> GROUND_SHIFT):
+            return None, AMONG_BPF
         lifetime = answer[0]
         if lifetime is not None and self._may_be_missed(lifetime, time_ns):
             return lifetime, GAP
         return answer
+
+    def _is_among_bpf(self, number: int) -> bool:
+        """Whether a BPF symbol of any time started in this one of all stretches of 2 MB."""
+        known = self._grounds.get(number)
+        if known is None:
+            first = number << GROUND_SHIFT
+            last = first + (1 << GROUND_SHIFT) - 1
+            found = self._rows(_IN_GROUND, signed(first), signed(last))
+            known = self._grounds[number] = bool(found)
+        return known
 
     def _may_be_missed(self, lifetime: Lifetime, time_ns: int) -> bool:
         """Whether a newcomer here may have gone unseen: who polls sees it late or never."""

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from ksym_plugin import kallsyms_lines as line_of
 from ksym_plugin.errors import KallsymsError
 from ksym_plugin.kallsyms_text import KallsymsText, read_module_sizes, read_text
-from ksym_plugin.symbols import HIDDEN, KERNEL, MODULE, UNKNOWN_ADDRESS, Symbol
+from ksym_plugin.symbols import HIDDEN, IN_MODULE, KERNEL, MODULE, UNKNOWN_ADDRESS, Symbol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,13 +48,23 @@ class Kallsyms:
     lines were no symbols. Look-ups take a few microseconds and cache next to nothing.
     """
 
-    __slots__ = ("_crowded", "_floor", "_lines", "_listed", "_sizes", "hidden", "skipped")
+    __slots__ = (
+        "_crowded",
+        "_extents",
+        "_floor",
+        "_lines",
+        "_listed",
+        "_sizes",
+        "hidden",
+        "skipped",
+    )
 
     def __init__(self, text: KallsymsText, module_sizes: dict[str, tuple[int, int]]) -> None:
         text.lines.sort()
         self._lines = text.lines
         self._listed = text.bpf_tail
         self._sizes = module_sizes
+        self._extents = sorted(module_sizes.values())
         self._crowded: dict[int, Symbol | Reason] = {}
         self.hidden = bool(self._lines) and not line_of.address_of(self._lines[-1])
         self.skipped = text.skipped
@@ -132,7 +142,7 @@ class Kallsyms:
         found = self._crowded.get(after) or self._choose(after)
         if isinstance(found, Symbol) and address < found.end:
             return found
-        return UNKNOWN_ADDRESS
+        return IN_MODULE if self._is_in_module(address, after) else UNKNOWN_ADDRESS
 
     def aliases(self, address: int) -> list[str]:
         """All names of the function that holds the address, the preferred one first."""
@@ -171,6 +181,21 @@ class Kallsyms:
         while first and lines[first - 1].startswith(digits):
             first -= 1
         return lines[first:after]
+
+    def _is_in_module(self, address: int, after: int) -> bool:
+        """Whether a module has the address; without sizes, where it is the module on both sides.
+
+        Since Linux 6.4 /proc/modules gives the bytes of all a module's areas together, so
+        that this goes somewhat past the end of its code.
+        """
+        if self._extents:
+            at = bisect_right(self._extents, (address, _TOP)) - 1
+            return at >= 0 and address < sum(self._extents[at])
+        if not 0 < after < len(self._lines):
+            return False
+        name, module = line_of.split(self._lines[after - 1])
+        following = line_of.split(self._lines[after])[1]
+        return module == following and line_of.kind_of(name, module) == MODULE
 
     def _ranked(self, group: list[bytes]) -> list[bytes]:
         """The lines of a group that can name a frame, the best first."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 
+from ksym_plugin.symbols import BPF_MODULE
 from ksym_plugin.tracks import Track, index_of, position
 
 TYPE_CHECKING = False
@@ -30,13 +31,17 @@ if TYPE_CHECKING:
 
 CELL_SHIFT: Final = 6
 PAGE_SHIFT: Final = 12
+#: Since Linux 5.18 programs are packed into areas of PMD_SIZE (bpf_prog_pack in
+#: kernel/bpf/core.c), 2 MB with pages of 4 KB, in which there is nothing else but classic
+#: BPF and images.
+GROUND_SHIFT: Final = 21
 _PAGE_CELLS: Final = 1 << (PAGE_SHIFT - CELL_SHIFT)
 
 
 class Places:
     """All lifetimes by start, by joint and by cell; the open-ended ones by page."""
 
-    __slots__ = ("_joints", "_starts_in", "cells", "open_pages", "starts")
+    __slots__ = ("_joints", "_starts_in", "cells", "ground", "open_pages", "starts")
 
     def __init__(self) -> None:
         #: Start address to all that ever started there, in load order.
@@ -45,6 +50,8 @@ class Places:
         self.cells: dict[int, list[Track]] = {}
         #: Page number to the starts of open-ended symbols that may reach into it.
         self.open_pages: dict[int, list[int]] = {}
+        #: Numbers of the 2 MB in which BPF symbols started.
+        self.ground: set[int] = set()
         #: Of those pages, all starts in them, ascending.
         self._starts_in: dict[int, list[int]] = {}
         self._joints: dict[int, Track] = {}
@@ -55,6 +62,8 @@ class Places:
         place = self.starts.get(start)
         if place is None:
             self.starts[start] = [lifetime]
+            if symbol.module == BPF_MODULE:
+                self.ground.add(start >> GROUND_SHIFT)
             if self.open_pages:
                 self._note_start(start)
         elif not place or lifetime.loaded_latest > place[-1].loaded_latest:

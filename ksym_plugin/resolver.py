@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from ksym_plugin.symbols import (
     AMBIGUOUS,
+    AMONG_BPF,
     BPF_MODULE,
     CONTEXT_MARKER,
     EXACT,
+    HIDDEN,
+    IN_MODULE,
     KERNEL,
+    NOT_LOADED,
     UNKNOWN_ADDRESS,
     USER_ADDRESS,
     Frame,
@@ -47,6 +51,8 @@ FIRST_MARKER: Final = 0xFFFF_FFFF_FFFF_F001
 _LAST: Final = (1 << 64) - 1
 #: On every 64-bit machine with a split address space the kernel has the upper half.
 _KERNEL_HALF: Final = 1 << 63
+#: What the past says of an address that no BPF symbol ever had.
+_NEVER_HELD: Final = (UNKNOWN_ADDRESS, AMONG_BPF)
 
 
 class Resolver:
@@ -104,10 +110,13 @@ class Resolver:
         known = isinstance(found, Symbol) and (self._past is None or found.module != BPF_MODULE)
         if isinstance(found, Symbol) and known:
             frame: Frame | Reason = _frame(address, found, EXACT)
-            if verdict is UNKNOWN_ADDRESS or found.kind == KERNEL:
+            if verdict in _NEVER_HELD or found.kind == KERNEL:
                 self._fixed[address] = frame
             return frame
-        if verdict is UNKNOWN_ADDRESS and isinstance(found, Reason):
+        if found is HIDDEN and verdict in _NEVER_HELD:
+            return found
+        # BPF was next to it, or there at another time; now it is a module's.
+        if found is IN_MODULE and (verdict in _NEVER_HELD or verdict is NOT_LOADED):
             return found
         return verdict
 

@@ -257,7 +257,14 @@ class Reason:
 
 
 UNKNOWN_ADDRESS: Final = Reason("no symbol is known at this address")
-NOT_LOADED: Final = Reason("nothing was loaded at this address at that time")
+#: Classic BPF is JITed into the same ground as programs and the kernel tells nobody.
+AMONG_BPF: Final = Reason(
+    "code without a name among BPF programs, as classic BPF filters (seccomp, sockets) are"
+)
+IN_MODULE: Final = Reason("no symbol is known at this address of a module")
+NOT_LOADED: Final = Reason(
+    "nothing with a name was loaded at this address at that time (classic BPF filters have none)"
+)
 AMBIGUOUS: Final = Reason("two symbols followed each other here too closely to tell")
 LOST: Final = Reason("changes around that time may have been lost")
 OUTSIDE_HISTORY: Final = Reason("the history does not cover that time")

@@ -18,6 +18,7 @@ from ksym_plugin.clocks import MONOTONIC, ClockMap
 from ksym_plugin.resolver import Resolver
 from ksym_plugin.resync import differences
 from ksym_plugin.symbols import (
+    AMONG_BPF,
     BPF_MODULE,
     GAP,
     KERNEL,
@@ -200,4 +201,4 @@ def _doubt(frame: Frame | Reason) -> Frame | Reason:
         if frame.kind in (KERNEL, MODULE):
             return frame
         return Frame(frame.address, frame.name, frame.offset, frame.module, frame.kind, GAP)
-    return LOST if frame is NOT_LOADED or frame is UNKNOWN_ADDRESS else frame
+    return LOST if frame in (NOT_LOADED, UNKNOWN_ADDRESS, AMONG_BPF) else frame

@@ -20,9 +20,10 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from ksym_plugin.ledger import Ledger
-from ksym_plugin.places import CELL_SHIFT, PAGE_SHIFT, Places
+from ksym_plugin.places import CELL_SHIFT, GROUND_SHIFT, PAGE_SHIFT, Places
 from ksym_plugin.symbols import (
     AMBIGUOUS,
+    AMONG_BPF,
     EXACT,
     GAP,
     GRACE,
@@ -133,10 +134,11 @@ class Timeline:
         if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
             return self._weigh(address, time)
         if best is None:
-            return self._miss(bool(tracks), time)
+            return self._miss(address, bool(tracks), time)
         until = best.unloaded_earliest
         if until is None or time > until:
-            return self._miss(True, time) if self._has_left(best, time) else self._judge(best, time)
+            has_left = self._has_left(best, time)
+            return self._miss(address, True, time) if has_left else self._judge(best, time)
         return self._judge(best, time) if self._gap_ends else (best, EXACT)
 
     def started_at(self, start: int) -> list[Lifetime]:
@@ -214,8 +216,8 @@ class Timeline:
         if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
             return self._with_open_ended(address, time, best, rivals)
         if rivals:
-            return self._settle(best, rivals, time)
-        return self._miss(bool(tracks), time) if best is None else self._judge(best, time)
+            return self._settle(address, best, rivals, time)
+        return self._miss(address, bool(tracks), time) if best is None else self._judge(best, time)
 
     def _judge(self, lifetime: Lifetime, time: int) -> Answer:
         """The answer that ``lifetime`` was the last to have the place."""
@@ -223,19 +225,24 @@ class Timeline:
         if unloaded is None or time <= unloaded:
             return lifetime, GAP if self._gap_ends and self.lost_between(time, time) else EXACT
         if time - unloaded > _GRACE_SPAN:
-            return self._miss(True, time)
+            return self._miss(lifetime.symbol.start, True, time)
         # What came and went in a gap since the unload could have taken the place.
         since = lifetime.unloaded_earliest
         if self._gap_ends and self.lost_between(unloaded if since is None else since, time):
             return lifetime, GAP
         return lifetime, GRACE
 
-    def _miss(self, held: bool, time: int) -> Answer:
+    def _miss(self, address: int, held: bool, time: int) -> Answer:
         if self._gap_ends and self.lost_between(time, time):
             return None, LOST
-        return None, NOT_LOADED if held else UNKNOWN_ADDRESS
+        if held:
+            return None, NOT_LOADED
+        is_among = (address >> GROUND_SHIFT) in self._places.ground
+        return None, AMONG_BPF if is_among else UNKNOWN_ADDRESS
 
-    def _settle(self, best: Lifetime | None, rivals: list[Lifetime], time: int) -> Answer:
+    def _settle(
+        self, address: int, best: Lifetime | None, rivals: list[Lifetime], time: int
+    ) -> Answer:
         """Decide between the symbol that was there and those that may have come already."""
         candidates = [
             one
@@ -246,7 +253,7 @@ class Timeline:
         if len(names) > 1:
             return None, AMBIGUOUS
         if not candidates:
-            return self._miss(True, time)
+            return self._miss(address, True, time)
         # All of one name: the one that lasts longest says how certain it is.
         return self._judge(max(candidates, key=_last_seen), time)
 
@@ -277,9 +284,9 @@ class Timeline:
             rival for rival in rivals if not rival.open_ended or self._reaches(rival, address, time)
         ]
         if rivals:
-            return self._settle(best, rivals, time)
+            return self._settle(address, best, rivals, time)
         if best is None:
-            return self._miss(True, time)
+            return self._miss(address, True, time)
         return self._judge(best, time)
 
     def _has_left(self, lifetime: Lifetime, time: int) -> bool:

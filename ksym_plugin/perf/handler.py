@@ -16,7 +16,7 @@ from ksym_plugin.clocks import CLOCKS, clock_of_attr
 from ksym_plugin.errors import KsymError
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.perf import data, known
-from ksym_plugin.perf.naming import Repeated, Tally, clean, decide, is_core, spelled
+from ksym_plugin.perf.naming import Repeated, Tally, clean, decide, is_core, nameless_dso, spelled
 from ksym_plugin.perf.output import FoldedOutput, TextOutput, say
 from ksym_plugin.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.symbols import (
@@ -234,7 +234,7 @@ class Handler:
             answer = self._resolver.resolve(address, time_ns)
         held = decide(answer, name, dso, self.tally)
         if held is None:
-            return self._output.kernel(address, "", None, "" if name else clean(dso))
+            return self._output.kernel(address, "", None, nameless_dso(answer, name, clean(dso)))
         if isinstance(held, Frame):
             piece = self._output.kernel(
                 address, spelled(held), held.offset, _dso(held, dso), held.lifetime

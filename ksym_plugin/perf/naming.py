@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ksym_plugin.symbols import (
     AMBIGUOUS,
+    AMONG_BPF,
     BPF_MODULE,
     EXACT,
     GAP,
@@ -15,6 +16,7 @@ from ksym_plugin.symbols import (
     LOST,
     NOT_LOADED,
     OUTSIDE_HISTORY,
+    UNKNOWN_ADDRESS,
     Frame,
     Reason,
     split_bpf_name,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Appended to a name that may be wrong because changes were lost around that time.
 UNCERTAIN: Final = "?"
+#: Of what no symbol covers, that which only BPF can be where it is no module's.
+_UNNAMED_BPF: Final = (AMONG_BPF, NOT_LOADED)
 #: How many different errors are told apart, and how much of each.
 _MOST_ERRORS: Final = 16
 _LONGEST: Final = 100
@@ -126,6 +130,15 @@ def is_bpf_name(name: str, dso: str) -> bool:
     return split_bpf_name(name) is not None or dso in (BPF_MODULE, name)
 
 
+def _is_announced(name: str, dso: str) -> bool:
+    """Whether perf has a program from the kernel's record of it, which tells its length.
+
+    There are programs that have no other: those of users without CAP_BPF. An image's record
+    always says 4096, and what kallsyms lists has no end: there perf names the neighbour.
+    """
+    return split_bpf_name(name) is not None and dso == name
+
+
 def is_core(dso: str) -> bool:
     """Whether perf found a name in the core image, which stays where it is."""
     return dso == "[kernel.kallsyms]" or "/vmlinux" in dso
@@ -143,7 +156,9 @@ def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame |
             return name
         _count(answer, name, tally)
         return answer
-    known_otherwise = answer in (NOT_LOADED, AMBIGUOUS) and is_bpf_name(name, dso)
+    known_otherwise = is_bpf_name(name, dso) and (
+        answer in (NOT_LOADED, AMBIGUOUS) or (answer is AMONG_BPF and not _is_announced(name, dso))
+    )
     if name and answer is LOST and is_bpf_name(name, dso):
         tally.unverified += 1
         return name + UNCERTAIN
@@ -154,8 +169,17 @@ def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame |
             tally.confirmed += 1
         return name
     tally.withdrawn += bool(name)
+    if answer in _UNNAMED_BPF and nameless_dso(answer, name, dso) != BPF_MODULE:
+        answer = UNKNOWN_ADDRESS  # A module's that the static tables do not have.
     tally.unknown[answer.text] = tally.unknown.get(answer.text, 0) + 1
     return None
+
+
+def nameless_dso(answer: Frame | Reason, name: str, dso: str) -> str:
+    """What stands for the dso of a frame that keeps no name: BPF's if it cannot be another's."""
+    if answer in _UNNAMED_BPF and (name or not dso or is_core(dso)):
+        return BPF_MODULE
+    return "" if name else dso
 
 
 def _count(frame: Frame, name: str, tally: Tally, times: int = 1) -> None:

@@ -40,9 +40,9 @@ class SvgOutput(FoldedOutput):
         lifetime: Lifetime | None = None,
     ) -> str:
         """A frame; what is BPF's ends in ``_[b]``."""
-        if not name or (dso != BPF_MODULE and not is_bpf_name(name, dso)):
+        if dso != BPF_MODULE and not (name and is_bpf_name(name, dso)):
             return super().kernel(address, name, offset, dso)
-        piece = self._names[name] + "_[b]"
+        piece = (self._names[name] if name else self._files[dso]) + "_[b]"
         if lifetime is not None:
             self._programs.setdefault(piece, {})[lifetime] = None
         return piece

@@ -8,11 +8,19 @@ microsecond is every nanosecond of that microsecond.
 from __future__ import annotations
 
 from ksym_plugin.clocks import PERF
-from ksym_plugin.perf.naming import clean, decide, is_bpf_name, is_core, spelled
+from ksym_plugin.perf.naming import (
+    clean,
+    decide,
+    is_bpf_name,
+    is_core,
+    nameless_dso,
+    spelled,
+)
 from ksym_plugin.perf.text import INLINED, UNKNOWN, FrameLine
 from ksym_plugin.perf.text_tally import COARSE, TextTally
 from ksym_plugin.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.symbols import (
+    AMONG_BPF,
     BPF_MODULE,
     EXACT,
     GRACE,
@@ -118,7 +126,9 @@ class Renamer:
             offset = f"+{held.offset:#x}" if frame.offset or not name else ""
             return _rewritten(line, frame, spelled(held) + offset, _dso(held, dso))
         if held is None:
-            return _rewritten(line, frame, "[unknown]", "[unknown]") if name else line
+            shown = nameless_dso(answer, name, dso)
+            is_same = not name and shown == dso
+            return line if is_same else _rewritten(line, frame, "[unknown]", shown or "[unknown]")
         if held == name:
             return line
         return _rewritten(line, frame, held + frame.offset.decode("ascii"), None)
@@ -144,7 +154,7 @@ class Renamer:
         answer = self._answer(frame.address)
         if not name:
             return NAMELESS if answer is UNKNOWN_ADDRESS else None
-        is_fixed = answer is UNKNOWN_ADDRESS
+        is_fixed = answer is UNKNOWN_ADDRESS or answer is AMONG_BPF
         if isinstance(answer, Frame):
             is_fixed = answer.module is None
         return STANDS if is_fixed else None

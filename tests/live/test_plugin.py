@@ -15,6 +15,7 @@ import time
 import pytest
 
 from ksym_hooks import get_plugin_manager, is_frame
+from ksym_plugin.symbols import NOT_LOADED
 from tests.oracle import procs
 from tests.unit.hosts import fds, tasks, wait_until
 from tests.unit.listings import REPO, listings
@@ -163,5 +164,5 @@ def test_a_forked_child_of_a_live_host_answers_and_leaves_the_parent_s_source_al
         wait_until(lambda: ask(start, time.monotonic_ns()) != f"{name} exact")
         assert ask(start, time.monotonic_ns()) in (
             f"{name} grace",
-            "nothing was loaded at this address at that time",
+            NOT_LOADED.text,
         )

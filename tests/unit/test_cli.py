@@ -21,7 +21,7 @@ from ksym_plugin.cli.patience import ask
 from ksym_plugin.clocks import Instant
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.symbols import BPF_PROG, Load, Loss, Symbol, Unload
+from ksym_plugin.symbols import BPF_PROG, NOT_LOADED, Load, Loss, Symbol, Unload
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -108,7 +108,7 @@ def symbol(name: str) -> Symbol:
         ("151", f"{OLD}+0x12 ([bpf])  grace"),
         ("165", f"{NEW}+0x12 ([bpf])"),
         ("170.5", f"{NEW}+0x12 ([bpf])  gap"),
-        ("105", "[unknown]  nothing was loaded at this address at that time"),
+        ("105", f"[unknown]  {NOT_LOADED.text}"),
         ("50", "[unknown]  the history does not cover that time"),
     ],
 )

@@ -19,7 +19,7 @@ from ksym_plugin.errors import HistoryError
 from ksym_plugin.history import History, Past
 from ksym_plugin.history_file import HEARTBEAT
 from ksym_plugin.history_writer import HistoryWriter
-from ksym_plugin.symbols import GRACE, OUTSIDE_HISTORY, UNKNOWN_ADDRESS, Lifetime, Loss
+from ksym_plugin.symbols import AMONG_BPF, GRACE, OUTSIDE_HISTORY, Lifetime, Loss
 from ksym_plugin.timeline import Timeline
 from tests.unit.helpers import BASE, load, row_of, timeline_of, told, unload
 
@@ -231,7 +231,7 @@ def test_forget_drops_what_ended_and_no_longer_covers_it(path: str) -> None:
         assert [one.prog_id for one in past.lifetimes()] == [1, 2]
         assert past.at(BASE + 0x1000, 39) == (None, OUTSIDE_HISTORY)
         assert told(past.at(BASE + 0x1000, 50)) == f"{A} exact"
-        assert past.at(BASE, 50) == (None, UNKNOWN_ADDRESS)
+        assert past.at(BASE, 50) == (None, AMONG_BPF)
         assert [(one.since, one.until) for one in past.losses] == [(30, 45)]
         assert [one.monotonic for one in past.clock_map()._instants] == [35, 55]
     database = sqlite3.connect(path)

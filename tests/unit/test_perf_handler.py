@@ -15,7 +15,7 @@ from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.perf import handler as module
 from ksym_plugin.perf.data import Recorded
 from ksym_plugin.perf.handler import Handler, Options
-from ksym_plugin.symbols import Load, Loss, Symbol
+from ksym_plugin.symbols import AMONG_BPF, UNKNOWN_ADDRESS, Load, Loss, Symbol
 from tests.unit.helpers import BASE, load, unload
 from tests.unit.perf_events import (
     CALLCHAIN,
@@ -134,16 +134,21 @@ def test_a_kernel_name_where_bpf_was_is_renamed(run: Run) -> None:
 
 def test_withdrawn_before_anything_was_loaded(run: Run) -> None:
     lines = run.feed(event(bpf(BASE + 8, A, 8), time=SECOND // 2))
-    assert lines == [frame(BASE + 8, "[unknown] ([unknown])")]
+    assert lines == [frame(BASE + 8, "[unknown] ([bpf])")]
     assert "1 still unknown" in run.said
     assert "1 of the unknown had a name from perf that" in run.said
 
 
 def test_past_the_end_of_a_program_nothing_is_named_after_it(run: Run) -> None:
-    assert run.feed(event(node(BASE + 64), time=5 * SECOND)) == [
-        frame(BASE + 64, "[unknown] ([unknown])")
+    nodes = [node(BASE + 64), node(BASE + (1 << 21)), node(BASE + 64, dso="[nf_tables]")]
+    lines = run.feed(*(event(one, time=5 * SECOND) for one in nodes))
+    assert lines == [
+        frame(BASE + 64, "[unknown] ([bpf])"),  # as classic BPF is
+        frame(BASE + (1 << 21), "[unknown] ([unknown])"),
+        frame(BASE + 64, "[unknown] ([nf_tables])"),
     ]
-    assert "1 unknown: " in run.said
+    assert f"1 unknown: {AMONG_BPF.text}" in run.said
+    assert f"2 unknown: {UNKNOWN_ADDRESS.text}" in run.said
 
 
 def test_after_the_unload_it_is_grace_until_the_next_load(run: Run) -> None:

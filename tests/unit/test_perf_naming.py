@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ksym_plugin.perf.naming import Tally, clean, decide, is_bpf_name, spelled
+from ksym_plugin.perf.naming import Tally, clean, decide, is_bpf_name, nameless_dso, spelled
 from ksym_plugin.symbols import (
     AMBIGUOUS,
+    AMONG_BPF,
     BPF_MODULE,
     BPF_PROG,
     EXACT,
     GAP,
     GRACE,
     HIDDEN,
+    IN_MODULE,
     KERNEL,
     LOST,
     NOT_LOADED,
@@ -96,6 +98,46 @@ def test_a_program_that_nobody_vouches_for(reason: Reason, held: str, count: str
     assert counted(reason, A, A) == (held, count)
 
 
+@pytest.mark.parametrize(
+    "name, dso", [(A, "[kernel.kallsyms]"), (A, "[bpf]"), ("bpf_dispatcher_xdp",) * 2]
+)
+def test_classic_bpf_is_not_given_its_neighbour_s_name(name: str, dso: str) -> None:
+    """perf does that with images, which it takes for a page, and with what has no end."""
+    assert counted(AMONG_BPF, name, dso) == (None, "withdrawn")
+    assert nameless_dso(AMONG_BPF, name, dso) == "[bpf]"
+
+
+def test_a_program_that_only_perf_was_told_of_keeps_its_name() -> None:
+    assert counted(AMONG_BPF, A, A) == (A, "confirmed")
+
+
+@pytest.mark.parametrize("reason", [AMONG_BPF, NOT_LOADED])
+@pytest.mark.parametrize(
+    "dso, shown",
+    [
+        ("", "[bpf]"),
+        ("[kernel.kallsyms]", "[bpf]"),
+        ("/lib/modules/6.12/build/vmlinux", "[bpf]"),
+        ("[bpf]", "[bpf]"),
+        ("[nf_tables]", "[nf_tables]"),
+        ("/lib/modules/6.12/kernel/nf_tables.ko", "/lib/modules/6.12/kernel/nf_tables.ko"),
+    ],
+)
+def test_code_among_bpf_is_bpf_s_unless_perf_has_a_module_there(
+    reason: Reason, dso: str, shown: str
+) -> None:
+    assert nameless_dso(reason, "", dso) == shown
+    tally = Tally()
+    assert decide(reason, "", dso, tally) is None
+    why = reason if shown == "[bpf]" else UNKNOWN_ADDRESS
+    assert tally.unknown == {why.text: 1}
+
+
+@pytest.mark.parametrize("reason", [UNKNOWN_ADDRESS, OUTSIDE_HISTORY, LOST, HIDDEN, IN_MODULE])
+def test_other_reasons_leave_the_dso(reason: Reason) -> None:
+    assert nameless_dso(reason, "", "[kernel.kallsyms]") == "[kernel.kallsyms]"
+
+
 @pytest.mark.parametrize("certainty", [GRACE, GAP])
 def test_what_took_the_place_of_a_program_that_may_be_gone(certainty: str) -> None:
     # A module, say, which perf knows and the history does not.
@@ -161,7 +203,7 @@ def test_a_tally_in_words() -> None:
         ),
         "3 of them are BPF: 1 ran after their unload (grace), 1 uncertain (marked ?)",
         "2 unknown: the history does not cover that time",
-        "1 unknown: nothing was loaded at this address at that time",
+        f"1 unknown: {NOT_LOADED.text}",
         "2 samples left out: ValueError: why",
     ]
 

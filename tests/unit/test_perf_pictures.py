@@ -49,6 +49,7 @@ def test_bpf_frames_as_perf_had_them_are_bpf_s_too() -> None:
     output = SvgOutput(io.StringIO(), "x")
     assert output.kernel(BASE, NAME, 4, NAME) == f"{NAME}_[b]"
     assert output.kernel(BASE, "", None, "") == "[unknown]_[k]"
+    assert output.kernel(BASE, "", None, "[bpf]") == "[bpf]_[b]"  # classic BPF has no name
     assert output.kernel(BASE, "nf_hook", 4, "[nf_tables]") == "nf_hook_[k]"
 
 

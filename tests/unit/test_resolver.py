@@ -13,17 +13,22 @@ from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.symbols import (
     AMBIGUOUS,
+    AMONG_BPF,
     CONTEXT_MARKER,
     EXACT,
     GRACE,
     HIDDEN,
+    IN_MODULE,
     KERNEL,
     NOT_LOADED,
+    OOL,
     OUTSIDE_HISTORY,
     UNKNOWN_ADDRESS,
     USER_ADDRESS,
     Frame,
+    Load,
     Reason,
+    Symbol,
 )
 from ksym_plugin.timeline import Timeline
 from tests.unit.helpers import (
@@ -74,7 +79,7 @@ def test_past_decides_for_what_bpf_held_and_the_table_for_the_rest() -> None:
         "core_fn+0x10 exact",
         f"{A}+0x4 [bpf] exact",
         "mod_fn+0x200 [demo] exact",
-        UNKNOWN_ADDRESS,  # the table's BPF lines are of another time
+        UNKNOWN_ADDRESS,  # the table's BPF lines are of another time, and 2 MB of another kind
     ]
     assert said(resolver.resolve(BASE + 4, 25)) == f"{A}+0x4 [bpf] {GRACE}"
     assert resolver.resolve(BASE + 4, 35) is AMBIGUOUS  # no module's name either
@@ -152,6 +157,50 @@ def test_outside_the_history_the_core_image_has_its_names_still(tmp_path: Path) 
         assert resolver.resolve(LISTED, 99) is OUTSIDE_HISTORY
         assert said(resolver.resolve(LISTED, 30)) == f"{A}+0x8 [bpf] exact"
         assert resolver.resolve(LISTED, 15) is NOT_LOADED
+
+
+def test_code_among_programs_is_said_to_be_that(tmp_path: Path) -> None:
+    """Whether the program is in memory or in a file, there still or not."""
+    path, past = str(tmp_path / "h.db"), timeline_of(load(BASE, 64, A, 10), unload(BASE, 20))
+    writer = HistoryWriter(path, "test", 0, None)
+    for lifetime in past.lifetimes():
+        writer.note(lifetime)
+    writer.close(50)
+    with History(path) as history:
+        for known in (past, history.past(history.boots()[0])):
+            resolver = Resolver(known)
+            assert resolver.resolve(BASE + 0x400, 15) is AMONG_BPF
+            assert resolver.resolve(BASE + 0x2000, 45) is AMONG_BPF
+            assert resolver.resolve(BASE - 0x2000, 15) is AMONG_BPF
+            assert resolver.resolve(BASE + (1 << 21), 15) is UNKNOWN_ADDRESS
+            assert resolver.resolve(CORE, 15) is UNKNOWN_ADDRESS
+
+
+@pytest.mark.parametrize("text", ["t other_fn", "d other_data"])
+@pytest.mark.parametrize("has_sizes", [True, False])
+def test_a_module_between_programs_is_no_classic_bpf(text: str, has_sizes: bool) -> None:
+    lines = f"{BASE + 0x1000:x} d head\t[demo]\n{BASE + 0x3000:x} {text}\t[demo]\n"
+    sizes = {"demo": (BASE + 0x1000, 0x4000), "far": (BASE - 0x9000, 0x1000)}
+    table = Kallsyms.parse(TABLE + lines.encode(), sizes if has_sizes else {})
+    past = timeline_of(load(BASE, 64, A, 10), load(BASE + 0x1100, 64, B, 10))
+    past.apply(unload(BASE + 0x1100, 20))
+    resolver = Resolver(past, table)
+    later = 20 + 3_000_000_000
+    assert resolver.resolve(BASE + 0x1010, later) is IN_MODULE
+    assert resolver.resolve(BASE + 0x1104, later) is IN_MODULE
+    assert resolver.resolve(BASE + 0x6000, later) is AMONG_BPF
+    assert said(resolver.resolve(BASE + 0x1104, 15)) == f"{B}+0x4 [bpf] exact"
+    expected = "other_fn+0x4 [demo] exact" if text[0] == "t" else IN_MODULE
+    if has_sizes or text[0] == "t":
+        assert said(resolver.resolve(BASE + 0x3004, later)) == expected
+    assert Resolver(Timeline(), table).resolve(BASE + 0x1010, later) is IN_MODULE
+
+
+def test_a_symbol_that_is_no_bpf_makes_no_ground_of_bpf() -> None:
+    slot = Load(Symbol(BASE, BASE + 64, "kprobe_insn_page", OOL, None), 10, 10)
+    past = Timeline()
+    past.apply(slot)
+    assert Resolver(past).resolve(BASE + 0x400, 20) is UNKNOWN_ADDRESS
 
 
 def test_hidden_table_says_so_where_the_past_knows_nothing() -> None:

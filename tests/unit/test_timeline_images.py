@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from ksym_plugin.symbols import AMBIGUOUS, EXACT, GRACE, NOT_LOADED, UNKNOWN_ADDRESS
+from ksym_plugin.symbols import AMBIGUOUS, AMONG_BPF, EXACT, GRACE, NOT_LOADED
 from tests.unit.helpers import (
     BASE,
     Held,
@@ -80,7 +80,7 @@ def test_image_never_shadows_a_program_that_starts_inside_its_page() -> None:
         assert told(timeline.at(BASE + 0x100, 20)) == "bpf_prog_0000000000000001_a exact"
         assert told(timeline.at(BASE + 0x17F, 20)) == "bpf_prog_0000000000000001_a exact"
         assert timeline.at(BASE + 0x180, 20) == (None, NOT_LOADED)
-        assert timeline.at(BASE + PAGE, 20) == (None, UNKNOWN_ADDRESS)
+        assert timeline.at(BASE + PAGE, 20) == (None, AMONG_BPF)
 
 
 def test_image_loaded_where_a_program_was_takes_it_once_that_cannot_run() -> None:
