@@ -22,6 +22,7 @@ SUBJECTS = {
     "kallsyms": "kallsyms",
     "history": "history",
     "live": "recorder, live",
+    "lines": "source lines of programs that live shortly",
     "hooks": "hooks: a batch through pluggy, and a plugin nobody asks",
     "imports": "handler: start",
     "handler": "handler, embedded in perf",

@@ -15,7 +15,7 @@ _MAP_CREATE, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD = 0, 2, 3, 5
 _MEMBERS = ("ssthresh", "cong_avoid", "undo_cwnd")
 
 
-class _Struct:
+class Struct:
     """A structure as ``bpftool btf dump`` prints it."""
 
     def __init__(self, text: str, name: str) -> None:
@@ -32,8 +32,8 @@ class CongestionControl:
 
     def __init__(self, name: str) -> None:
         text = procs.run(["bpftool", "btf", "dump", "file", "/sys/kernel/btf/vmlinux"], 120).out
-        ops = _Struct(text, "tcp_congestion_ops")
-        value = _Struct(text, "bpf_struct_ops_tcp_congestion_ops")
+        ops = Struct(text, "tcp_congestion_ops")
+        value = Struct(text, "bpf_struct_ops_tcp_congestion_ops")
         self.fds = [_program(ops, member) for member in _MEMBERS]
         btf_fd = rawbpf.load_btf(programs.btf(["unused"]))
         self._map = _create(value, btf_fd)
@@ -51,7 +51,7 @@ class CongestionControl:
             os.close(fd)
 
 
-def _program(ops: _Struct, member: str) -> int:
+def _program(ops: Struct, member: str) -> int:
     code = programs.insn(0xB7) + programs.insn(0x95)
     insns = ctypes.create_string_buffer(code, len(code))
     license_ = ctypes.create_string_buffer(b"GPL")
@@ -64,7 +64,7 @@ def _program(ops: _Struct, member: str) -> int:
     return rawbpf._bpf(_PROG_LOAD, attr)
 
 
-def _create(value: _Struct, btf_fd: int) -> int:
+def _create(value: Struct, btf_fd: int) -> int:
     attr = bytearray(144)
     struct.pack_into("=IIII", attr, 0, _STRUCT_OPS_MAP, 4, value.size, 1)
     # btf_fd, btf_key_type_id, btf_value_type_id, btf_vmlinux_value_type_id
