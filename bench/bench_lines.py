@@ -27,7 +27,7 @@ LIVES, RATE = (1, 2, 10, 100), 100
 ROUNDS, LOADS = 3, 200
 QUICK = (1, 20)
 _NAME = "lines of programs living {} ms"
-_BARS = {2: (">=", 95.0)}
+_BAR = (">=", 95.0)
 
 
 def rows(quick: bool) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def rows(quick: bool) -> list[dict[str, Any]]:
         state, reason = probe.ask()
         why = "" if state == probe.ANSWERS else reason
     if why:
-        return [not_measured(_NAME.format(2), "%", _BARS[2], why)]
+        return [not_measured(_NAME.format(2), "%", _BAR, why)]
     taken: dict[int, list[tuple[float, float, float]]] = {life: [] for life in LIVES}
     for _ in range(rounds):
         for life, found in taken.items():
@@ -49,7 +49,8 @@ def row_of(life: int, count: int, found: list[tuple[float, float, float]]) -> di
     shares, lived, rates = zip(*found)
     note = f"{count} loads a round, {statistics.median(rates):.0f} a second; the median lived"
     note += f" {statistics.median(lived):.1f} ms"
-    return row(_NAME.format(life), Figures(shares), "%", _BARS.get(life), WALL, note=note)
+    bar = _BAR if life > 1 else None
+    return row(_NAME.format(life), Figures(shares), "%", bar, WALL, note=note)
 
 
 def measure(life: int, count: int) -> tuple[float, float, float]:
