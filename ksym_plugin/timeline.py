@@ -39,6 +39,7 @@ from ksym_plugin.tracks import loaded_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Final, Union
 
     from ksym_plugin.tracks import Track
@@ -74,6 +75,7 @@ class Timeline:
         self._ledger = Ledger(self._places)
         # Look-ups are the hot path: one attribute less to walk.
         self._cells = self._places.cells
+        self._wide = self._places.wide
         self._starts = self._places.starts
         self._open_pages = self._places.open_pages
 
@@ -85,7 +87,7 @@ class Timeline:
     @property
     def extent(self) -> int:
         """Grows when new ground is held: an address that was unknown must be asked again."""
-        return self._ground + len(self._cells) + len(self._open_pages)
+        return self._ground + len(self._cells) + len(self._wide) + len(self._open_pages)
 
     def apply(self, change: Load | Unload | Loss) -> Lifetime | None:
         """Take in one change; the lifetime it began, ended or narrowed, if any.
@@ -117,7 +119,9 @@ class Timeline:
         """
         best: Lifetime | None = None
         loaded = -1
-        tracks = self._cells.get(address >> CELL_SHIFT, ())
+        tracks: Sequence[Track] = self._cells.get(address >> CELL_SHIFT, ())
+        if self._wide:
+            tracks = self._places.tracks_at(address)
         for track in tracks:
             if track.blur:
                 return self._weigh(address, time)
@@ -198,7 +202,7 @@ class Timeline:
         """``at`` where windows, ties or symbols without a known end have to be weighed."""
         best: Lifetime | None = None
         rivals: list[Lifetime] = []
-        tracks = self._cells.get(address >> CELL_SHIFT, ())
+        tracks = self._places.tracks_at(address)
         for track in tracks:
             times = track.times
             at = bisect_right(times, time)
@@ -288,7 +292,7 @@ class Timeline:
         place = self._starts[start]
         if place[-1] is not lifetime and place[loaded_by(place, time) - 1] is not lifetime:
             return True
-        for track in self._cells.get(start >> CELL_SHIFT, ()):
+        for track in self._places.tracks_at(start):
             if track.times[-1] < loaded or track.lifetimes[-1] is lifetime:
                 continue
             at = bisect_right(track.times, time)
