@@ -9,7 +9,8 @@ that can have been there at a time. A symbol is entered once, whatever its size.
 An address can be covered from joints at different levels, some ten for symbols of up to
 64 KB. Addresses are cut into cells of 64 bytes, the kernel's own grain for BPF text
 (BPF_PROG_CHUNK_SIZE in kernel/bpf/core.c), and each cell lists the tracks that reach it:
-two or three as a rule.
+two or three as a rule. What is wider than 64 KB, as modules are, has tracks of its own,
+listed by page: a module of 4 MB would have 65,536 cells.
 
 A symbol whose end is only an upper bound is indexed by its start alone, and by page for
 the question which of them might reach an address.
@@ -24,7 +25,7 @@ from ksym_plugin.tracks import Track, index_of, position
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Final
 
     from ksym_plugin.symbols import Lifetime
@@ -36,18 +37,31 @@ PAGE_SHIFT: Final = 12
 #: BPF and images.
 GROUND_SHIFT: Final = 21
 _PAGE_CELLS: Final = 1 << (PAGE_SHIFT - CELL_SHIFT)
+#: Longer symbols than this are wide.
+WIDE: Final = 1 << 16
 
 
 class Places:
     """All lifetimes by start, by joint and by cell; the open-ended ones by page."""
 
-    __slots__ = ("_joints", "_starts_in", "cells", "ground", "open_pages", "starts")
+    __slots__ = (
+        "_joints",
+        "_starts_in",
+        "_wide_joints",
+        "cells",
+        "ground",
+        "open_pages",
+        "starts",
+        "wide",
+    )
 
     def __init__(self) -> None:
         #: Start address to all that ever started there, in load order.
         self.starts: dict[int, list[Lifetime]] = {}
         #: Cell number to the tracks of the joints whose symbols reach into it.
         self.cells: dict[int, list[Track]] = {}
+        #: Page number to the tracks of wide symbols.
+        self.wide: dict[int, list[Track]] = {}
         #: Page number to the starts of open-ended symbols that may reach into it.
         self.open_pages: dict[int, list[int]] = {}
         #: Numbers of the 2 MB in which BPF symbols started.
@@ -55,6 +69,7 @@ class Places:
         #: Of those pages, all starts in them, ascending.
         self._starts_in: dict[int, list[int]] = {}
         self._joints: dict[int, Track] = {}
+        self._wide_joints: dict[int, Track] = {}
 
     def insert(self, lifetime: Lifetime) -> None:
         symbol = lifetime.symbol
@@ -73,13 +88,15 @@ class Places:
         if lifetime.open_ended:
             self._open(start, end)
             return
-        joint = joint_of(start, end)
-        track = self._joints.get(joint)
-        first, last = start >> CELL_SHIFT, (end - 1) >> CELL_SHIFT
+        joint, joints, cells, shift = joint_of(start, end), self._joints, self.cells, CELL_SHIFT
+        if end - start > WIDE:
+            joints, cells, shift = self._wide_joints, self.wide, PAGE_SHIFT
+        track = joints.get(joint)
+        first, last = start >> shift, (end - 1) >> shift
         if track is None:
-            track = self._joints[joint] = Track(first, first - 1)
+            track = joints[joint] = Track(first, first - 1)
         if first < track.first or last > track.last:
-            self._list(track, first, last)
+            _list(cells, track, first, last)
         track.append(lifetime)
 
     def remove(self, lifetime: Lifetime) -> None:
@@ -88,7 +105,14 @@ class Places:
         place = self.starts[symbol.start]
         del place[index_of(place, lifetime)]
         if not lifetime.open_ended:
-            self._joints[joint_of(symbol.start, symbol.end)].remove(lifetime)
+            joints = self._wide_joints if symbol.end - symbol.start > WIDE else self._joints
+            joints[joint_of(symbol.start, symbol.end)].remove(lifetime)
+
+    def tracks_at(self, address: int) -> Sequence[Track]:
+        """Of all lifetimes over an address the tracks, and maybe of some nearby."""
+        tracks = self.cells.get(address >> CELL_SHIFT, ())
+        wide = self.wide and self.wide.get(address >> PAGE_SHIFT)
+        return (*tracks, *wide) if wide else tracks
 
     def starting_between(self, low: int, high: int) -> Iterator[list[Lifetime]]:
         """What started from ``high`` down to ``low``, both inclusive, on pages that are open."""
@@ -97,17 +121,6 @@ class Places:
             within = starts[bisect_left(starts, low) : bisect_right(starts, high)]
             for start in reversed(within):
                 yield self.starts[start]
-
-    def _list(self, track: Track, first: int, last: int) -> None:
-        """List a track in all cells from ``first`` to ``last``."""
-        for cell in (*range(first, track.first), *range(track.last + 1, last + 1)):
-            tracks = self.cells.get(cell)
-            if tracks is None:
-                self.cells[cell] = [track]
-            else:
-                tracks.append(track)
-        track.first = min(first, track.first)
-        track.last = max(last, track.last)
 
     def _open(self, start: int, end: int) -> None:
         for page in range(start >> PAGE_SHIFT, ((end - 1) >> PAGE_SHIFT) + 1):
@@ -126,13 +139,26 @@ class Places:
     def _started_in(self, page: int, opener: int) -> list[int]:
         """All starts in a page that the open-ended symbol from ``opener`` is the first to reach."""
         first = page * _PAGE_CELLS
+        listed = [self.cells.get(cell, ()) for cell in range(first, first + _PAGE_CELLS)]
         found = {
             lifetime.symbol.start
-            for cell in range(first, first + _PAGE_CELLS)
-            for track in self.cells.get(cell, ())
+            for tracks in (*listed, self.wide.get(page, ()))
+            for track in tracks
             for lifetime in track.lifetimes
         }
         return sorted(start for start in {opener, *found} if start >> PAGE_SHIFT == page)
+
+
+def _list(cells: dict[int, list[Track]], track: Track, first: int, last: int) -> None:
+    """List a track in all cells from ``first`` to ``last``."""
+    for cell in (*range(first, track.first), *range(track.last + 1, last + 1)):
+        tracks = cells.get(cell)
+        if tracks is None:
+            cells[cell] = [track]
+        else:
+            tracks.append(track)
+    track.first = min(first, track.first)
+    track.last = max(last, track.last)
 
 
 def joint_of(start: int, end: int) -> int:
