@@ -288,11 +288,11 @@ class Past:
         return answer
 
     def _is_among_bpf(self, number: int) -> bool:
-        """Whether a BPF symbol of any time started in this one of all stretches of 2 MB."""
+        """As ``Places.is_among_bpf``, for this one of all stretches of 2 MB."""
         known = self._grounds.get(number)
         if known is None:
-            first = number << GROUND_SHIFT
-            last = first + (1 << GROUND_SHIFT) - 1
+            first = (number - 1) << GROUND_SHIFT
+            last = first + (3 << GROUND_SHIFT) - 1
             found = self._rows(_IN_GROUND, signed(first), signed(last))
             known = self._grounds[number] = bool(found)
         return known

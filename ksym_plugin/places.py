@@ -34,7 +34,7 @@ CELL_SHIFT: Final = 6
 PAGE_SHIFT: Final = 12
 #: Since Linux 5.18 programs are packed into areas of PMD_SIZE (bpf_prog_pack in
 #: kernel/bpf/core.c), 2 MB with pages of 4 KB, in which there is nothing else but classic
-#: BPF and images.
+#: BPF and images. They begin at any page.
 GROUND_SHIFT: Final = 21
 _PAGE_CELLS: Final = 1 << (PAGE_SHIFT - CELL_SHIFT)
 #: Longer symbols than this are wide.
@@ -113,6 +113,11 @@ class Places:
         tracks = self.cells.get(address >> CELL_SHIFT, ())
         wide = self.wide and self.wide.get(address >> PAGE_SHIFT)
         return (*tracks, *wide) if wide else tracks
+
+    def is_among_bpf(self, address: int) -> bool:
+        """Whether a BPF symbol may be in one area with the address: ``GROUND_SHIFT``."""
+        number, ground = address >> GROUND_SHIFT, self.ground
+        return number in ground or number - 1 in ground or number + 1 in ground
 
     def starting_between(self, low: int, high: int) -> Iterator[list[Lifetime]]:
         """What started from ``high`` down to ``low``, both inclusive, on pages that are open."""

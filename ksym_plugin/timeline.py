@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from ksym_plugin.ledger import Ledger
-from ksym_plugin.places import CELL_SHIFT, GROUND_SHIFT, PAGE_SHIFT, Places
+from ksym_plugin.places import CELL_SHIFT, PAGE_SHIFT, Places
 from ksym_plugin.precedence import (
     GRACE_SPAN,
     are_tied,
@@ -246,8 +246,7 @@ class Timeline:
             return None, LOST
         if held:
             return None, NOT_LOADED
-        is_among = (address >> GROUND_SHIFT) in self._places.ground
-        return None, AMONG_BPF if is_among else UNKNOWN_ADDRESS
+        return None, AMONG_BPF if self._places.is_among_bpf(address) else UNKNOWN_ADDRESS
 
     def _settle(
         self, address: int, best: Lifetime | None, rivals: list[Lifetime], time: int

@@ -15,10 +15,12 @@ from ksym_plugin.symbols import (
     GRACE,
     LOST,
     NOT_LOADED,
+    OTHER_BPF,
     OUTSIDE_HISTORY,
     UNKNOWN_ADDRESS,
     Frame,
     Reason,
+    bpf_kind,
     split_bpf_name,
 )
 
@@ -130,13 +132,15 @@ def is_bpf_name(name: str, dso: str) -> bool:
     return split_bpf_name(name) is not None or dso in (BPF_MODULE, name)
 
 
-def _is_announced(name: str, dso: str) -> bool:
-    """Whether perf has a program from the kernel's record of it, which tells its length.
+def _is_neighbour(name: str, dso: str) -> bool:
+    """Whether perf may have taken a BPF name from what lies before the frame.
 
-    There are programs that have no other: those of users without CAP_BPF. An image's record
-    always says 4096, and what kallsyms lists has no end: there perf names the neighbour.
+    It does where it reads kcore: what kallsyms lists has no end. An image's record always
+    says 4096. Only a program's record tells its length, and some programs have nothing else:
+    those of users without CAP_BPF.
     """
-    return split_bpf_name(name) is not None and dso == name
+    is_announced = split_bpf_name(name) is not None and dso == name
+    return bool(name) and not is_announced and bpf_kind(name) != OTHER_BPF
 
 
 def is_core(dso: str) -> bool:
@@ -156,9 +160,8 @@ def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame |
             return name
         _count(answer, name, tally)
         return answer
-    known_otherwise = is_bpf_name(name, dso) and (
-        answer in (NOT_LOADED, AMBIGUOUS) or (answer is AMONG_BPF and not _is_announced(name, dso))
-    )
+    known_otherwise = answer in (NOT_LOADED, AMBIGUOUS) and is_bpf_name(name, dso)
+    known_otherwise = known_otherwise or (answer in _UNNAMED_BPF and _is_neighbour(name, dso))
     if name and answer is LOST and is_bpf_name(name, dso):
         tally.unverified += 1
         return name + UNCERTAIN

@@ -140,11 +140,11 @@ def test_withdrawn_before_anything_was_loaded(run: Run) -> None:
 
 
 def test_past_the_end_of_a_program_nothing_is_named_after_it(run: Run) -> None:
-    nodes = [node(BASE + 64), node(BASE + (1 << 21)), node(BASE + 64, dso="[nf_tables]")]
+    nodes = [node(BASE + 64), node(BASE + (2 << 21)), node(BASE + 64, dso="[nf_tables]")]
     lines = run.feed(*(event(one, time=5 * SECOND) for one in nodes))
     assert lines == [
         frame(BASE + 64, "[unknown] ([bpf])"),  # as classic BPF is
-        frame(BASE + (1 << 21), "[unknown] ([unknown])"),
+        frame(BASE + (2 << 21), "[unknown] ([unknown])"),
         frame(BASE + 64, "[unknown] ([nf_tables])"),
     ]
     assert f"1 unknown: {AMONG_BPF.text}" in run.said

@@ -74,7 +74,7 @@ def test_a_program_that_was_not_there_loses_its_name(reason: Reason, name: str, 
 
 
 @pytest.mark.parametrize("reason", [NOT_LOADED, AMBIGUOUS])
-@pytest.mark.parametrize("name", ["ksys_read", "bpf_prog_run", "bpf_prog_00", "bpf_dispatcher_xdp"])
+@pytest.mark.parametrize("name", ["ksys_read", "bpf_prog_run", "bpf_prog_00", "bpf_test_run"])
 def test_a_kernel_function_keeps_its_name(reason: Reason, name: str) -> None:
     assert counted(reason, name, "[kernel.kallsyms]") == (name, "confirmed")
 
@@ -99,16 +99,24 @@ def test_a_program_that_nobody_vouches_for(reason: Reason, held: str, count: str
 
 
 @pytest.mark.parametrize(
-    "name, dso", [(A, "[kernel.kallsyms]"), (A, "[bpf]"), ("bpf_dispatcher_xdp",) * 2]
+    "name, dso",
+    [
+        (A, "[kernel.kallsyms]"),
+        (A, "[bpf]"),
+        ("bpf_dispatcher_xdp", "[kernel.kallsyms]"),
+        ("bpf_trampoline_6442467359", "bpf_trampoline_6442467359"),
+    ],
 )
-def test_classic_bpf_is_not_given_its_neighbour_s_name(name: str, dso: str) -> None:
+@pytest.mark.parametrize("reason", [AMONG_BPF, NOT_LOADED])
+def test_classic_bpf_is_not_given_its_neighbour_s_name(reason: Reason, name: str, dso: str) -> None:
     """perf does that with images, which it takes for a page, and with what has no end."""
-    assert counted(AMONG_BPF, name, dso) == (None, "withdrawn")
-    assert nameless_dso(AMONG_BPF, name, dso) == "[bpf]"
+    assert counted(reason, name, dso) == (None, "withdrawn")
+    assert nameless_dso(reason, name, dso) == "[bpf]"
 
 
-def test_a_program_that_only_perf_was_told_of_keeps_its_name() -> None:
-    assert counted(AMONG_BPF, A, A) == (A, "confirmed")
+@pytest.mark.parametrize("name, dso", [(A, A), ("nf_hook", "[nf_tables]")])
+def test_what_only_perf_was_told_of_keeps_its_name(name: str, dso: str) -> None:
+    assert counted(AMONG_BPF, name, dso) == (name, "confirmed")
 
 
 @pytest.mark.parametrize("reason", [AMONG_BPF, NOT_LOADED])

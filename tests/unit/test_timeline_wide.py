@@ -58,7 +58,7 @@ def test_a_program_takes_a_part_of_what_a_module_left() -> None:
     assert there is not None
     assert (there.symbol.name, said) == ("small", EXACT)
     assert timeline.at(middle + 200, 25 + 2 * 10**9)[1] is NOT_LOADED
-    assert timeline.at(BASE + size, 15)[1] is UNKNOWN_ADDRESS
+    assert timeline.at(BASE + 2 * size, 15)[1] is UNKNOWN_ADDRESS
     # What has a page for its grain has no more than that.
     assert timeline.extent < 1100
 

@@ -94,7 +94,7 @@ def test_first_symbol_at_an_address_has_its_whole_window() -> None:
     assert timeline.at(BASE, 9) == (None, NOT_LOADED)
     assert told(timeline.at(BASE, 10)) == f"{A} {EXACT}"
     assert timeline.at(BASE + 4096, 10) == (None, AMONG_BPF)
-    assert timeline.at(BASE + (1 << 21), 10) == (None, UNKNOWN_ADDRESS)
+    assert timeline.at(BASE + (2 << 21), 10) == (None, UNKNOWN_ADDRESS)
 
 
 def test_snapshot_and_event_make_one_lifetime_of_the_narrower_window() -> None:
