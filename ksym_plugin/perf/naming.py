@@ -132,7 +132,7 @@ def is_bpf_name(name: str, dso: str) -> bool:
     return split_bpf_name(name) is not None or dso in (BPF_MODULE, name)
 
 
-def _is_neighbour(name: str, dso: str) -> bool:
+def is_neighbour(name: str, dso: str) -> bool:
     """Whether perf may have taken a BPF name from what lies before the frame.
 
     It does where it reads kcore: what kallsyms lists has no end. An image's record always
@@ -161,7 +161,7 @@ def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame |
         _count(answer, name, tally)
         return answer
     known_otherwise = answer in (NOT_LOADED, AMBIGUOUS) and is_bpf_name(name, dso)
-    known_otherwise = known_otherwise or (answer in _UNNAMED_BPF and _is_neighbour(name, dso))
+    known_otherwise = known_otherwise or (answer in _UNNAMED_BPF and is_neighbour(name, dso))
     if name and answer is LOST and is_bpf_name(name, dso):
         tally.unverified += 1
         return name + UNCERTAIN

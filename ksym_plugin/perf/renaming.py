@@ -13,6 +13,7 @@ from ksym_plugin.perf.naming import (
     decide,
     is_bpf_name,
     is_core,
+    is_neighbour,
     nameless_dso,
     spelled,
 )
@@ -154,7 +155,9 @@ class Renamer:
         answer = self._answer(frame.address)
         if not name:
             return NAMELESS if answer is UNKNOWN_ADDRESS else None
-        is_fixed = answer is UNKNOWN_ADDRESS or answer is AMONG_BPF
+        is_fixed = answer is UNKNOWN_ADDRESS
+        if answer is AMONG_BPF:
+            is_fixed = not is_neighbour(name, dso)
         if isinstance(answer, Frame):
             is_fixed = answer.module is None
         return STANDS if is_fixed else None

@@ -103,6 +103,18 @@ def test_a_program_that_was_not_there_loses_its_name() -> None:
     assert at("4.500000", wrong) == NAMELESS
 
 
+def test_classic_bpf_loses_the_name_of_its_neighbour() -> None:
+    """Each time; and what else perf names there keeps its name."""
+    line = b"\tffffffffc0003004 bpf_dispatcher_xdp+0x1c04 ([kernel.kallsyms])\n"
+    text = sample("5.5", line) + sample("5.6", line)
+    nameless = b"\tffffffffc0003004 [unknown] ([bpf])\n"
+    assert annotated(text, renamer(one_place())) == sample("5.5", nameless) + sample(
+        "5.6", nameless
+    )
+    text = text.replace(b"bpf_dispatcher_xdp", b"nf_hook")
+    assert annotated(text, renamer(one_place())) == text
+
+
 def test_a_kernel_function_keeps_its_name() -> None:
     line = b"\tffffffffc0001004 nf_hook+0x4 ([nf_tables])\n"
     assert at("4.500000", line) == line
