@@ -58,17 +58,11 @@ def test_that_is_counted_as_grace(recorded: Recorded) -> None:
     found = re.search(r"([\d,]+) ran after their unload \(grace\)", recorded.said)
     assert found, recorded.said
     counted = int(found[1].replace(",", ""))
-    least, most = (
-        sum(
-            len(
-                frames(
-                    recorded, told["symbols"], told["unloading"][at] - slack, until(told) + slack
-                )
-            )
-            for told in recorded.truth
-        )
-        for at, slack, until in ((1, 0, end_of_grace), (0, 2000, lambda told: told["ended"]))
-    )
+    least = most = 0
+    for told in recorded.truth:
+        symbols, (began, unloaded) = told["symbols"], told["unloading"]
+        least += len(frames(recorded, symbols, unloaded, end_of_grace(told)))
+        most += len(frames(recorded, symbols, began - 2000, told["ended"] + 2000))
     assert least <= counted <= most
     unloaded = recorded.truth[0]["unloading"][1]
     symbols = recorded.truth[0]["symbols"]
