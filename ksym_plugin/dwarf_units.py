@@ -40,7 +40,7 @@ def dwarf_of(elf: ELFFile) -> DWARFInfo | None:
     most = os.fstat(elf.stream.fileno()).st_size
     for part in elf.iter_sections():
         # pyelftools makes zeros of what is not in the file, whatever size is claimed.
-        if part.name.startswith((".debug_", ".zdebug_", ".eh_frame")) and part["sh_size"] > most:
+        if part.name.startswith((".debug_", ".eh_frame")) and part["sh_size"] > most:
             raise ValueError(part.name)
     # Kernels that can be moved keep their relocations (--emit-relocs), ten million of them,
     # which the linker has applied already.
