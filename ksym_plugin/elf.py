@@ -19,6 +19,7 @@ from ksym_plugin.symbols import KERNEL, MODULE, UNKNOWN_ADDRESS, Symbol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterator, Mapping
     from typing import Final
 
@@ -75,6 +76,15 @@ class ElfFile:
 
     def __len__(self) -> int:
         return len(self._table)
+
+    @property
+    def starts(self) -> array[int]:
+        """Where functions begin, ascending."""
+        return self._table.starts
+
+    def aliases(self, start: int) -> list[str]:
+        """The other names of the function that begins there, the best first."""
+        return self._table.aliases(start)
 
     def find(self, address: int) -> tuple[int, int, str] | None:
         """Start, end and name of the function at a linked address (see FunctionTable)."""

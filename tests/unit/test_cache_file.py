@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import sys
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin import cache_file, elf, line_answers
@@ -29,6 +30,8 @@ SYMBOLS = [
     Sym("entry", TEXT + 0x100, 0, NOTYPE),
     Sym("do_work", TEXT + 0x1000, 0x20),
     Sym("do_more", TEXT + 0x1020, 0x40),
+    Sym("__do_more", TEXT + 0x1020, 0x40),
+    Sym("_do_more", TEXT + 0x1020, 0x40),
 ]
 ADDRESSES = [TEXT, TEXT + 0x105, TEXT + 0x1010, TEXT + 0x1030, TEXT + 0x2000, TEXT - 1]
 
@@ -63,6 +66,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def answers(file: ElfFile) -> list[object]:
     found: list[object] = [file.build_id, file.anchor, len(file), file.is_open(TEXT + 0x100)]
+    found += [file.starts.tolist(), file.aliases(TEXT + 0x1020), file.aliases(TEXT + 0x1000)]
     return found + [file.find(address) for address in ADDRESSES]
 
 
@@ -86,6 +90,7 @@ def test_a_file_is_read_once_until_it_changes(image: str, reads: list[str], tmp_
     first = ElfFile.kept(image)
     again = ElfFile.kept(image)
     assert reads == [image]
+    assert first.aliases(TEXT + 0x1020) == ["_do_more", "__do_more"]
     assert answers(again) == answers(first) == answers(ElfFile(image))
     (tmp_path / "new").write_bytes(vmlinux([*SYMBOLS, Sym("late", TEXT + 0x2000, 8)]))
     os.rename(tmp_path / "new", image)
@@ -144,11 +149,8 @@ def entry_bytes(path: str) -> bytes:
         return file.read()
 
 
-_WORDS = st.lists(st.integers(0, (1 << 64) - 1), max_size=6)
-
-
 def packed(words: list[int], width: int) -> bytes:
-    return b"".join((word % (1 << 8 * width)).to_bytes(width, "little") for word in words)
+    return b"".join((word % (1 << 8 * width)).to_bytes(width, sys.byteorder) for word in words)
 
 
 @settings(max_examples=200, deadline=None)
@@ -162,16 +164,23 @@ def test_a_forged_entry_gives_no_wrong_lengths(
     if not folder.exists():
         folder.mkdir()
         image.write_bytes(vmlinux(SYMBOLS))
+    number = st.integers(0, 40).map(lambda at: TEXT + at)
+    starts = data.draw(st.lists(number, max_size=4, unique=True).map(sorted) | st.lists(number))
+    ends = [start + data.draw(st.integers(-1, 9)) for start in starts]
+    names = [data.draw(st.integers(0, 7)) for _ in starts]
+    words = [starts, ends, names, starts, names, [TEXT, TEXT + data.draw(st.integers(-2, 90))]]
+    words[data.draw(st.integers(0, 5))] += data.draw(st.sampled_from([[], [], [], [5]]))
     parts = [data.draw(st.binary(max_size=9)) for _ in range(2)]
-    parts += [packed(data.draw(_WORDS), width) for width in (8, 8, 4, 8)]
-    parts.append(data.draw(st.sampled_from([b"", b"a", b"ab\0cd\0", b"\xff\0"])))
-    whole = data.draw(st.integers(0, 3)) > 0
-    parts[data.draw(st.integers(2, 5))] += b"" if whole else b"x"
+    parts += [packed(row, width) for row, width in zip(words, (8, 8, 4, 8, 4, 8))]
+    parts.append(data.draw(st.sampled_from([b"ab\0cd\0\xff\0", b"ab\0cd\0\0\0", b"abcdefgh", b""])))
+    parts[data.draw(st.integers(2, 7))] += data.draw(st.sampled_from([b"", b"", b"", b"x"]))
     cache_file.store("symbols", cache_file.identity(str(image)), parts)
     file = ElfFile.kept(str(image))
-    for address in [*ADDRESSES, *(one + 1 for one in ADDRESSES), 0, (1 << 64) - 1]:
+    for address in [*ADDRESSES, *range(TEXT, TEXT + 50), 0, (1 << 64) - 1]:
         found = file.find(address)
         assert found is None or found[0] <= address < found[1]
+        event("named" if found and found[2] in ("ab", "cd", "b", "d") else "other")
+        assert all(isinstance(name, str) for name in file.aliases(address))
 
 
 @settings(max_examples=100, deadline=None)

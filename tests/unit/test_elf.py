@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -394,6 +395,22 @@ def test_what_objcopy_makes_is_read_or_refused(
     else:
         with pytest.raises(ElfError, match=said):
             first_line(tmp_path / "made")
+
+
+def test_a_section_that_claims_more_than_the_file_has_is_refused(tmp_path: Path) -> None:
+    from elftools.elf.elffile import ELFFile
+
+    path = linked(tmp_path, "gcc", "-g")
+    made = bytearray(path.read_bytes())
+    with open(path, "rb") as file:
+        elf = ELFFile(file)
+        number = next(n for n, one in enumerate(elf.iter_sections()) if one.name == ".debug_str")
+        header = elf["e_shoff"] + number * elf["e_shentsize"]
+    struct.pack_into("<I", made, header + 4, 8)  # SHT_NOBITS
+    struct.pack_into("<Q", made, header + 32, 1 << 40)
+    path.write_bytes(made)
+    with pytest.raises(ElfError, match="damaged"):
+        first_line(path)
 
 
 def test_strings_that_dwz_moved_away_are_done_without(tmp_path: Path) -> None:
