@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import struct
 import sys
 import time
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # Changes with what entries hold; big-endian machines write another.
 _MAGIC: Final = b"ksymcache1" + sys.byteorder[:1].encode()
+#: Nothing else is let go of.
+_SUFFIX: Final = ".kept"
 #: A checksum of all that follows, then the lengths of the parts.
 _CHECKSUM: Final = struct.Struct("=I")
 _LENGTH: Final = struct.Struct("=Q")
@@ -81,9 +84,10 @@ def store(kind: str, of: tuple[int, ...], parts: Sequence[Bytes]) -> None:
     where = folder()
     with contextlib.suppress(OSError):
         os.makedirs(where, mode=0o700, exist_ok=True)
-        if os.stat(where).st_uid != os.geteuid():
+        status = os.lstat(where)
+        if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
             return
-        fd, partial = tempfile.mkstemp(dir=where)
+        fd, partial = tempfile.mkstemp(_SUFFIX, dir=where)
         try:
             with os.fdopen(fd, "wb") as file:
                 file.write(_head(of) + _CHECKSUM.pack(checksum) + lengths)
@@ -97,7 +101,7 @@ def store(kind: str, of: tuple[int, ...], parts: Sequence[Bytes]) -> None:
 
 def _name(kind: str, of: tuple[int, ...]) -> str:
     """One for each place of a file: what was known of an older one is written over."""
-    return f"{kind}-{of[0]:x}-{of[1]:x}"
+    return f"{kind}-{of[0]:x}-{of[1]:x}{_SUFFIX}"
 
 
 def _head(of: tuple[int, ...]) -> bytes:
@@ -119,7 +123,8 @@ def _parts(data: bytes, at: int, count: int) -> list[bytes] | None:
 def _bound(where: str) -> None:
     """Let go of what was written longest ago, also of what a killed writer left."""
     with os.scandir(where) as listed:
-        found = [(entry.stat(), entry.path) for entry in listed]
+        entries = [entry for entry in listed if entry.name.endswith(_SUFFIX)]
+    found = [(entry.stat(follow_symlinks=False), entry.path) for entry in entries]
     found.sort(key=lambda one: one[0].st_mtime_ns, reverse=True)
     total = 0
     for number, (status, path) in enumerate(found):

@@ -141,7 +141,7 @@ def test_a_damaged_entry_is_none_and_written_anew(
 
 def entry_of(image: str, kind: str = "symbols") -> str:
     of = cache_file.identity(image)
-    return os.path.join(cache_file.folder(), f"{kind}-{of[0]:x}-{of[1]:x}")
+    return os.path.join(cache_file.folder(), f"{kind}-{of[0]:x}-{of[1]:x}.kept")
 
 
 def entry_bytes(path: str) -> bytes:
@@ -256,15 +256,33 @@ def test_another_user_s_entry_is_none(monkeypatch: pytest.MonkeyPatch, cache: Pa
     assert len(list(cache.iterdir())) == 1
 
 
+def test_a_link_is_no_folder_of_one_s_own(cache: Path, tmp_path: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    cache.symlink_to(tmp_path / "elsewhere")
+    cache_file.store("kind", OF, PARTS)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_what_is_oldest_goes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_file, "MOST_ENTRIES", 3)
+    cache.mkdir(parents=True)
+    (cache / "theirs").write_bytes(b"")
+    os.utime(cache / "theirs", (0, 0))
     for number in range(5):
         cache_file.store("kind", (number, *OF[1:]), PARTS)
-        os.utime(cache / f"kind-{number:x}-2", (number, number))
-    assert {entry.name for entry in cache.iterdir()} == {f"kind-{n}-2" for n in (2, 3, 4)}
+        os.utime(cache / f"kind-{number:x}-2.kept", (number, number))
+    assert {entry.name for entry in cache.iterdir()} == {f"kind-{n}-2.kept" for n in (2, 3, 4)} | {
+        "theirs"
+    }
     monkeypatch.setattr(cache_file, "MOST_BYTES", 2500)
     cache_file.store("big", OF, [bytes(1000)])
-    assert {entry.name for entry in cache.iterdir()} == {"big-1-2", "kind-4-2", "kind-3-2"}
+    assert {entry.name for entry in cache.iterdir()} == {
+        "big-1-2.kept",
+        "kind-4-2.kept",
+        "kind-3-2.kept",
+        "theirs",
+    }
     cache_file.store("huge", OF, [bytes(1500)])
     assert cache_file.load("huge", OF, 1) is None
 
