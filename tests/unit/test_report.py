@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from ksym_plugin import kernel_id
 from ksym_plugin.cli import report as command
-from ksym_plugin.perf.handler import Handler, Options
+from ksym_plugin.locating import Place
+from ksym_plugin.perf.handler import Handler
+from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.report import ReportOutput
 from ksym_plugin.stacks.report import ELSEWHERE, KERNEL, Account, share
 from ksym_plugin.symbols import Lifetime, Load
@@ -32,9 +34,9 @@ TRAMPOLINE = "bpf_trampoline_7"
 NOTHING: dict[str, Any] = {"programs": [], "kernel_samples": 0}
 
 
-def life(name: str, prog_id: int | None = None, open_ended: bool = False) -> Lifetime:
+def life(name: str, prog_id: int | None = None, open_ended: bool = False) -> Place:
     known = load(BASE, 64, name, SECOND, prog_id, open_ended)
-    return Lifetime(Load(known.symbol, SECOND, SECOND, prog_id, open_ended, 12, "agent"))
+    return Place(Lifetime(Load(known.symbol, SECOND, SECOND, prog_id, open_ended, 12, "agent")))
 
 
 def rows(account: Account) -> dict[str, dict[str, Any]]:
@@ -122,9 +124,11 @@ def test_images_stand_for_themselves() -> None:
 
 def test_what_is_known_of_a_program_is_told() -> None:
     account = Account()
-    gone = life(MAIN, 1)
+    place = life(MAIN, 1)
+    gone = place.lifetime
+    assert gone is not None
     gone.unloaded_earliest, gone.unloaded_latest = 3 * SECOND, 4 * SECOND
-    account.add("e", "sh", [account.frame(MAIN, gone)])
+    account.add("e", "sh", [account.frame(MAIN, place)])
     account.add("e", "sh", [account.frame(OTHER, life(OTHER, 2))])
     row = rows(account)[MAIN]
     assert (row["pid"], row["comm"]) == (12, "agent")
