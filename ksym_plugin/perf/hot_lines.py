@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 #: Outputs of folded stacks replace it in names, as all control characters.
 _MARK: Final = "\x1f"
-#: How many lines of a frame are told, and how much of each line's text.
+#: How many lines of a frame are told, how wide their places are, and how much of each text.
 _MOST: Final = 5
+_WHERE: Final = 40
 _TEXT: Final = 60
 
 
@@ -74,8 +75,10 @@ class HotLines:
         if piece not in self._counts:
             return []
         ranked = self._ranked(piece)
+        whole = self._samples[piece]
+        wide = min(max(len(self._where(number)) for number, _ in ranked[:_MOST]), _WHERE)
         lines = [
-            f"{self._where(number)}  {100 * samples / self._samples[piece]:.0f} %"
+            f"{self._where(number):<{wide}}  {100 * samples / whole:3.0f} %"
             f"  {self._text(number)}".rstrip()
             for number, samples in ranked[:_MOST]
         ]

@@ -48,12 +48,13 @@ class Program:
         #: By source line, the samples that were at it, and how many of them ended there.
         self.lines: dict[Source, list[int]] = {}
 
-    def was_at(self, source: Source | None, is_leaf: bool) -> None:
-        """Count a sample for a source line, if that is known."""
-        if source is not None:
-            counts = self.lines.setdefault(source, [0, 0])
-            counts[0] += 1
-            counts[1] += is_leaf
+    def was_at(self, source: Source, is_leaf: bool) -> None:
+        """Count a sample for a source line."""
+        counts = self.lines.get(source)
+        if counts is None:
+            counts = self.lines[source] = [0, 0]
+        counts[0] += 1
+        counts[1] += is_leaf
 
     @property
     def name(self) -> str:
@@ -77,8 +78,8 @@ class Account:
 
     def __init__(self) -> None:
         self._events: dict[str, Counts] = {}
-        #: By the number in a frame: the key of its program, its function, its place.
-        self._frames: list[tuple[Key, str, Place | None]] = []
+        #: By the number in a frame: the key of its program, its function, its place and line.
+        self._frames: list[tuple[Key, str, Place | None, Source | None]] = []
         self._numbers: dict[tuple[Key, str, Source | None], str] = {}
 
     def frame(self, name: str, place: Place | None) -> str:
@@ -88,7 +89,7 @@ class Account:
         frame = self._numbers.get(whole)
         if frame is None:
             frame = self._numbers[whole] = f"{_BPF}{len(self._frames)}"
-            self._frames.append((key, name, place))
+            self._frames.append((key, name, place, whole[2]))
         return frame
 
     def add(self, event: str, comm: str, frames: Sequence[str]) -> None:
@@ -110,9 +111,9 @@ class Account:
         entered: dict[Program, str] = {}
         for depth, frame in enumerate(frames):
             if frame.startswith(_BPF):
-                program, function, place = self._program(counts, frame)
-                if program not in entered:
-                    program.was_at(_source(place), depth == 0)
+                program, function, source = self._program(counts, frame)
+                if source is not None and program not in entered:
+                    program.was_at(source, depth == 0)
                 entered[program] = function
         for program, function in entered.items():
             program.total += 1
@@ -127,12 +128,12 @@ class Account:
         events = sorted(self._events.items(), key=lambda item: (-item[1].samples, item[0]))
         return [_document(event, counts) for event, counts in events]
 
-    def _program(self, counts: Counts, frame: str) -> tuple[Program, str, Place | None]:
-        key, function, place = self._frames[int(frame[len(_BPF) :])]
+    def _program(self, counts: Counts, frame: str) -> tuple[Program, str, Source | None]:
+        key, function, place, source = self._frames[int(frame[len(_BPF) :])]
         program = counts.programs.get(key)
         if program is None:
             program = counts.programs[key] = Program(place)
-        return program, function, place
+        return program, function, source
 
 
 def _document(event: str, counts: Counts) -> dict[str, Any]:

@@ -253,10 +253,10 @@ def test_a_tooltip_has_the_hottest_lines(run) -> None:
     notes = notes_of(run("svg", *profile()))
     assert notes[SUB] == [
         "program 7, 9 s",
-        "helpers.h:3  80 %  for (;;) x <<= 1;",
-        "prog.c:4  20 %  }",
+        "helpers.h:3   80 %  for (;;) x <<= 1;",
+        "prog.c:4      20 %  }",
     ]
-    assert notes[MAIN][1:] == ["prog.c:10  91 %  x = sub(x);", "prog.c:11  9 %  return x;"]
+    assert notes[MAIN][1:] == ["prog.c:10   91 %  x = sub(x);", "prog.c:11    9 %  return x;"]
     assert notes[TRAMPOLINE][1:] == ["traces tcp_connect"]
     assert "bpf_test_run" not in notes
 
@@ -277,7 +277,7 @@ def test_a_tooltip_tells_five_lines_and_how_many_more() -> None:
     output.close()
     (lines,) = notes_of(output._stream.getvalue()).values()  # type: ignore[attr-defined]
     assert lines == [
-        *("a.c:8  22 %", "a.c:7  19 %", "a.c:6  17 %", "a.c:5  14 %", "a.c:4  11 %"),
+        *("a.c:8   22 %", "a.c:7   19 %", "a.c:6   17 %", "a.c:5   14 %", "a.c:4   11 %"),
         "and 3 more lines",
     ]
 
@@ -289,7 +289,7 @@ def test_in_a_recursion_a_sample_counts_once_for_a_line() -> None:
     output.sample(event(node(BASE)), [one, one])
     output.close()
     (lines,) = notes_of(output._stream.getvalue()).values()  # type: ignore[attr-defined]
-    assert lines == ["a.c:1  100 %", "a.c:2  50 %"]
+    assert lines == ["a.c:1  100 %", "a.c:2   50 %"]
 
 
 def test_hostile_files_and_texts_in_a_picture() -> None:
