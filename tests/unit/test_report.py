@@ -283,6 +283,32 @@ def test_names_are_not_obeyed_by_a_terminal(run: Any, shipped: dict[str, Any]) -
     assert "\x1b" not in out and "\x07" not in out
 
 
+def test_source_lines_stand_below_their_program(run: Any, shipped: dict[str, Any]) -> None:
+    lines = [
+        {"file": f"/src/a{n}.c", "line": n, "text": "\tx\x1b[31m = 1;", "samples": 90 - n, "own": n}
+        for n in range(1, 8)
+    ]
+    rows = [
+        {**shipped["programs"][0], "lines": lines},
+        {**shipped["programs"][1], "name": "bpf_trampoline_7", "traces": "tcp_connect"},
+    ]
+    document = {**shipped, "programs": rows}
+    plain, lined = run(document=document).stdout, run("--lines", document=document).stdout
+    table = lined.splitlines()[3:]
+    assert [line.split() for line in table[1:4]] == [
+        [str(n), str(90 - n), f"a{n}.c:{n}", "x[31m", "=", "1;"] for n in (1, 2, 3)
+    ]
+    assert table[6].split() == "and 2 more lines".split()
+    assert table[7].endswith("  bpf_trampoline_7 (traces tcp_connect)")
+    own_ends, total_ends = (
+        lined.splitlines()[2].index(head) + len(head) for head in ("OWN", "TOTAL")
+    )
+    assert table[1][own_ends - 1] == "1" and table[1][total_ends - 2 : total_ends] == "89"
+    assert "a1.c" not in plain and "(traces tcp_connect)" in plain
+    assert "\x1b" not in lined
+    assert json.loads(run("--json", document=document).stdout)["programs"][0]["lines"] == lines
+
+
 @pytest.mark.parametrize(
     "words, changed, reason",
     [
