@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-import elftools
-
 from ksym_plugin import debuginfod
 from ksym_plugin.cli.output import say
 from ksym_plugin.elf import ElfFile, Image
@@ -42,6 +40,8 @@ def chosen(path: str | None, with_lines: bool, data_path: str | None) -> str | N
 
 def environment() -> dict[str, str]:
     """What tells the handler, in another Python, where pyelftools is."""
+    import elftools
+
     return {VARIABLE: os.path.dirname(os.path.abspath(elftools.__file__))}
 
 
