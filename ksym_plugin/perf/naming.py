@@ -96,32 +96,6 @@ class Tally:
         self.errors[what] = self.errors.get(what, 0) + 1
 
 
-class Repeated:
-    """A BPF frame that is as it was the last time, from ``since`` to ``until``.
-
-    So it is, if perf says the same of it: ``symbol`` and ``dso``. ``times`` counts how
-    often it came again; the tally is told at the end.
-    """
-
-    __slots__ = ("dso", "frame", "piece", "since", "symbol", "times", "until")
-
-    def __init__(
-        self, since: int, until: int, symbol: str, dso: str, frame: Frame, piece: str
-    ) -> None:
-        self.since = since
-        self.until = until
-        self.symbol = symbol
-        self.dso = dso
-        self.frame = frame
-        self.piece = piece
-        self.times = 0
-
-    def settle(self, tally: Tally) -> None:
-        """Count what came again."""
-        _count(self.frame, clean(self.symbol), tally, self.times)
-        self.times = 0
-
-
 def clean(name: str) -> str:
     """perf's name without what it appends: a NUL and ``[bpf]`` where kcore shadows its map."""
     return name.partition("\0")[0]
@@ -158,7 +132,7 @@ def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame |
             # where a program was that has gone.
             tally.confirmed += 1
             return name
-        _count(answer, name, tally)
+        count(answer, name, tally)
         return answer
     known_otherwise = answer in (NOT_LOADED, AMBIGUOUS) and is_bpf_name(name, dso)
     known_otherwise = known_otherwise or (answer in _UNNAMED_BPF and is_neighbour(name, dso))
@@ -185,7 +159,8 @@ def nameless_dso(answer: Frame | Reason, name: str, dso: str) -> str:
     return "" if name else dso
 
 
-def _count(frame: Frame, name: str, tally: Tally, times: int = 1) -> None:
+def count(frame: Frame, name: str, tally: Tally, times: int = 1) -> None:
+    """Count a frame that has come ``times`` times, for which perf had ``name``."""
     if not name:
         tally.added += times
     elif name == frame.name:

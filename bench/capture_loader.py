@@ -1,4 +1,4 @@
-"""Loads programs with source lines at a rate: ``python -m bench.lines_loader COUNT LIFE_MS RATE``.
+"""Loads programs with source lines: ``python -m bench.capture_loader COUNT LIFE_MS RATE``.
 
 Each is unloaded after its life, so RATE * LIFE are there at a time. Says of each, a line of
 JSON: its id, and the ns from the return of BPF_PROG_LOAD to the close of its descriptor.
