@@ -45,6 +45,7 @@ def frames(recorded: Recorded, symbols: list[list[object]], since: int, until: i
 
 
 def test_after_its_unload_a_program_that_runs_keeps_its_name(recorded: Recorded) -> None:
+    assert len(recorded.truth) == 3
     for told in recorded.truth:
         began, unloaded = told["unloading"]
         before = frames(recorded, told["symbols"], told["loaded"], began)
