@@ -65,6 +65,8 @@ class ElfFile:
         self._starts = array("Q")
         self._ends = array("Q")
         self._names = array("I")
+        #: By start, where the names are that were not chosen, the best first.
+        self._others: dict[int, list[int]] = {}
         self._strings = b""
         self._reaches: list[tuple[int, int]] = []
         with opened(path) as elf:
@@ -72,6 +74,15 @@ class ElfFile:
 
     def __len__(self) -> int:
         return len(self._starts)
+
+    @property
+    def starts(self) -> array[int]:
+        """Where functions begin, ascending."""
+        return self._starts
+
+    def aliases(self, start: int) -> list[str]:
+        """The other names of the function that begins there, the best first."""
+        return [self._string(at) for at in self._others.get(start, ())]
 
     def find(self, address: int) -> tuple[int, int, str] | None:
         """Start, end and name of the function at a linked address, if there is one.
@@ -102,7 +113,9 @@ class ElfFile:
         return at >= 0 and self._starts[at] == start == self._ends[at]
 
     def _name(self, index: int) -> str:
-        at = self._names[index]
+        return self._string(self._names[index])
+
+    def _string(self, at: int) -> str:
         return self._strings[at : self._strings.index(b"\0", at)].decode(
             "utf-8", "backslashreplace"
         )
@@ -172,7 +185,8 @@ class ElfFile:
                 if row[0] in shared:
                     groups[row[0]].append(row)
             for start, group in groups.items():
-                _, _, binding, name = min(group, key=self._preference)
+                (_, _, binding, name), *others = sorted(group, key=self._preference)
+                self._others[start] = [row[3] for row in others]
                 chosen[start] = (start, max(size for _, size, _, _ in group), binding, name)
         self._starts.extend(chosen)
         self._ends.extend([min(start + size, _TOP) for start, size, _, _ in chosen.values()])

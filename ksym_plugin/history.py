@@ -25,8 +25,9 @@ from ksym_plugin.history_file import (
     signed,
     unsigned,
 )
+from ksym_plugin.history_modules import Functions
 from ksym_plugin.history_programs import Programs
-from ksym_plugin.symbols import EXACT, GAP, NOT_LOADED, OUTSIDE_HISTORY, Lifetime, Loss
+from ksym_plugin.symbols import EXACT, GAP, MODULE, NOT_LOADED, OUTSIDE_HISTORY, Lifetime, Loss
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -76,14 +77,22 @@ class Session:
     """One run of a recorder: it covers ``started`` to ``covered`` (CLOCK_MONOTONIC ns).
 
     ``closed`` says that it ended in order; ``writing`` that its recorder is at work now.
-    Neither means that it was killed after ``covered``.
+    Neither means that it was killed after ``covered``. ``modules`` says that it kept
+    modules as well.
     """
 
-    __slots__ = ("closed", "covered", "source", "started", "writing")
+    __slots__ = ("closed", "covered", "modules", "source", "started", "writing")
 
     def __init__(
-        self, source: str, started: int, covered: int, closed: bool, writing: bool
+        self,
+        source: str,
+        started: int,
+        covered: int,
+        closed: bool,
+        writing: bool,
+        modules: bool,
     ) -> None:
+        self.modules = modules
         self.source = source
         self.started = started
         self.covered = covered
@@ -143,6 +152,7 @@ class Past:
         self._path = path
         #: What the programs were, and their source lines.
         self.programs = Programs(database, path, boot.row)
+        self._functions = Functions(database, path)
         self._ground = 0
         self._refresh()
 
@@ -163,12 +173,15 @@ class Past:
                 covered,
                 bool(closed),
                 here and not closed and is_running(pid, since),
+                bool(modules),
             )
-            for source, started, covered, closed, pid, since in self._rows(
-                "SELECT source, started, covered, closed, writer_pid, writer_start"
+            for source, started, covered, closed, pid, since, modules in self._rows(
+                "SELECT source, started, covered, closed, writer_pid, writer_start, modules"
                 " FROM session WHERE boot = ? ORDER BY started"
             )
         ]
+        #: Whether also modules were kept, for all the time that is covered.
+        self.has_modules = all(session.modules for session in self.sessions)
         self.losses = [
             Loss(since, until, cause, count)
             for since, until, cause, count in self._rows(
@@ -270,7 +283,7 @@ class Past:
     def _may_be_missed(self, lifetime: Lifetime, time_ns: int) -> bool:
         """Whether a newcomer here may have gone unseen: who polls sees it late or never."""
         ended = lifetime.unloaded_earliest
-        if ended is None or time_ns <= ended:
+        if ended is None or time_ns <= ended or lifetime.symbol.kind == MODULE:
             return False
         return any(session.started <= time_ns <= session.covered for session in self._polled)
 
@@ -303,7 +316,7 @@ class Past:
             time_ns,
             time_ns,
         )
-        return [life for life in map(lifetime_of, rows) if self._is_at(life, time_ns)]
+        return [life for life in map(self._lifetime, rows) if self._is_at(life, time_ns)]
 
     def lifetimes(self, pattern: str = "%") -> list[Lifetime]:
         """All lifetimes whose name is LIKE ``pattern``, by load."""
@@ -311,7 +324,13 @@ class Past:
             f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND name LIKE ? ORDER BY loaded, start",
             pattern,
         )
-        return [lifetime_of(row) for row in rows]
+        return [self._lifetime(row) for row in rows]
+
+    def _lifetime(self, row: tuple[Any, ...]) -> Lifetime:
+        lifetime = lifetime_of(row)
+        if lifetime.symbol.kind == MODULE:
+            lifetime.functions = self._functions.of(lifetime)
+        return lifetime
 
     def _rows(self, statement: str, *values: object) -> list[Any]:
         return query(self._database, self._path, statement, self.boot.row, *values)
@@ -341,7 +360,7 @@ class Past:
         first = page << PAGE_SHIFT
         last = first + (1 << PAGE_SHIFT) - 1
         for row in self._rows(_AT_PAGE, signed(first), signed(last), self.boot.row, page):
-            lifetime = lifetime_of(row)
+            lifetime = self._lifetime(row)
             start, end = lifetime.symbol.start, lifetime.symbol.end
             if start < first:
                 began = start >> PAGE_SHIFT

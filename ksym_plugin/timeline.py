@@ -5,7 +5,8 @@ its load and unload. Who sat at an address at a given time is worked out when as
 one rule: **the last symbol loaded over an address has it**, until another is loaded
 over it. So a symbol whose unload was lost ends where the next one begins, an address
 after the unload answers for 2 s with the symbol that may be running there (GRACE), two
-symbols never share an address, and changes may be applied in any order.
+symbols never share an address, and changes may be applied in any order. Nothing runs in
+a module that has gone: it has no such grace.
 
 A symbol whose end is only an upper bound (``open_ended``) has an address by that rule
 only if it can reach it: its true end lies before the start of everything that was
@@ -27,6 +28,7 @@ from ksym_plugin.symbols import (
     GAP,
     GRACE,
     LOST,
+    MODULE,
     NOT_LOADED,
     UNKNOWN_ADDRESS,
     Lifetime,
@@ -63,6 +65,9 @@ class Timeline:
     Not safe for use from several threads at once; its owner holds a lock.
     """
 
+    #: Whether it is told of modules; then no other table of them is of use.
+    has_modules = False
+
     def __init__(self) -> None:
         self._ground = 0
         self._begin()
@@ -76,6 +81,7 @@ class Timeline:
         self._cells = self._places.cells
         self._starts = self._places.starts
         self._open_pages = self._places.open_pages
+        self._crossed = self._places.crossed
 
     @property
     def count(self) -> int:
@@ -85,7 +91,7 @@ class Timeline:
     @property
     def extent(self) -> int:
         """Grows when new ground is held: an address that was unknown must be asked again."""
-        return self._ground + len(self._cells) + len(self._open_pages)
+        return self._ground + len(self._cells) + len(self._crossed)
 
     def apply(self, change: Load | Unload | Loss) -> Lifetime | None:
         """Take in one change; the lifetime it began, ended or narrowed, if any.
@@ -130,7 +136,7 @@ class Timeline:
                     if times[at - 1] == loaded:
                         return self._weigh(address, time)
                     best, loaded = lifetime, times[at - 1]
-        if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
+        if self._crossed and (address >> PAGE_SHIFT) in self._crossed:
             return self._weigh(address, time)
         if best is None:
             return self._miss(bool(tracks), time)
@@ -198,7 +204,7 @@ class Timeline:
         """``at`` where windows, ties or symbols without a known end have to be weighed."""
         best: Lifetime | None = None
         rivals: list[Lifetime] = []
-        tracks = self._cells.get(address >> CELL_SHIFT, ())
+        tracks = self._places.tracks(address)
         for track in tracks:
             times = track.times
             at = bisect_right(times, time)
@@ -222,7 +228,7 @@ class Timeline:
         unloaded = lifetime.unloaded_latest
         if unloaded is None or time <= unloaded:
             return lifetime, GAP if self._gap_ends and self.lost_between(time, time) else EXACT
-        if time - unloaded > _GRACE_SPAN:
+        if time - unloaded > _grace(lifetime):
             return self._miss(True, time)
         # What came and went in a gap since the unload could have taken the place.
         since = lifetime.unloaded_earliest
@@ -240,7 +246,7 @@ class Timeline:
         candidates = [
             one
             for one in (rivals if best is None else [best, *rivals])
-            if one.unloaded_latest is None or time - one.unloaded_latest <= _GRACE_SPAN
+            if one.unloaded_latest is None or time - one.unloaded_latest <= _grace(one)
         ]
         names = {(lifetime.symbol.start, lifetime.symbol.name) for lifetime in candidates}
         if len(names) > 1:
@@ -288,7 +294,7 @@ class Timeline:
         place = self._starts[start]
         if place[-1] is not lifetime and place[loaded_by(place, time) - 1] is not lifetime:
             return True
-        for track in self._cells.get(start >> CELL_SHIFT, ()):
+        for track in self._places.tracks(start):
             if track.times[-1] < loaded or track.lifetimes[-1] is lifetime:
                 continue
             at = bisect_right(track.times, time)
@@ -325,6 +331,11 @@ def _possible(following: list[Lifetime], address: int, time: int) -> list[Lifeti
         if lifetime.loaded_earliest <= time
         and lifetime.symbol.start <= address < lifetime.symbol.end
     ]
+
+
+def _grace(lifetime: Lifetime) -> int:
+    """For how long a lifetime may still be running after its unload, in ns."""
+    return 0 if lifetime.symbol.kind == MODULE else _GRACE_SPAN
 
 
 def _last_seen(lifetime: Lifetime) -> float:
@@ -368,7 +379,7 @@ def _outranks(image: Lifetime, holder: Lifetime, time: int) -> bool | None:
     unloaded = holder.unloaded_latest
     if unloaded is None or _coexisted(holder, image):
         return False
-    return None if time - unloaded < _GRACE_SPAN else True
+    return None if time - unloaded < _grace(holder) else True
 
 
 def _coexisted(one: Lifetime, image: Lifetime) -> bool:

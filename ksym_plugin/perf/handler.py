@@ -22,6 +22,7 @@ from ksym_plugin.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.symbols import (
     BPF_MODULE,
     EXACT,
+    MODULE,
     UNKNOWN_ADDRESS,
     Frame,
     Reason,
@@ -101,10 +102,11 @@ class Handler:
         #: Those met in the sample at hand; and those that stand for several frames.
         self._met: dict[int, str] = {}
         self._inlined: set[int] = set()
-        #: By address, BPF frames that may come again.
+        #: By address, frames of BPF and of modules that may come again.
         self._repeated: dict[int, Repeated] = {}
         self._known = known.find(options.history, data_path, self.recorded)
         self._past, self._clock_map = self._known.past, self._known.clock_map
+        self._has_modules = self._past is not None and self._past.has_modules
         self._resolver = Resolver(self._past)
         self._has_statics = False
 
@@ -198,7 +200,7 @@ class Handler:
         return pieces
 
     def _again(self, node: dict[str, Any], time_ns: int) -> str | None:
-        """A BPF frame that came before and cannot have changed since."""
+        """A frame of BPF or a module that came before and cannot have changed since."""
         repeated = self._repeated.get(node["ip"])
         if repeated is None or not repeated.since <= time_ns <= repeated.until:
             return None
@@ -210,9 +212,13 @@ class Handler:
         repeated.times += 1
         return repeated.piece
 
-    def _remember(self, node: dict[str, Any], frame: Frame, dso: str, piece: str) -> None:
+    def _remember(
+        self, node: dict[str, Any], answer: Frame | Reason, held: Frame | str, dso: str, piece: str
+    ) -> None:
         """Keep a frame that the history is sure of, for as long as it is."""
-        if frame.module != BPF_MODULE or frame.certainty != EXACT or self._past is None:
+        if not isinstance(answer, Frame) or answer.lifetime is None or self._past is None:
+            return
+        if answer.certainty != EXACT or (held is not answer and answer.kind != MODULE):
             return
         address, symbol = node["ip"], node.get("sym")
         since, until = self._past.steady(address)
@@ -221,6 +227,7 @@ class Handler:
             if before is not None:
                 before.settle(self.tally)
             name = symbol["name"] if symbol else ""
+            frame = held if isinstance(held, Frame) else None
             self._repeated[address] = Repeated(since, until, name, dso, frame, piece)
 
     def _kernel(self, node: dict[str, Any], time_ns: int) -> str:
@@ -232,16 +239,17 @@ class Handler:
         if isinstance(answer, Reason) and not name and not self._has_statics:
             self._load_statics()
             answer = self._resolver.resolve(address, time_ns)
-        held = decide(answer, name, dso, self.tally)
+        held = decide(answer, name, dso, self.tally, self._has_modules)
         if held is None:
             return self._output.kernel(address, "", None, "" if name else clean(dso))
         if isinstance(held, Frame):
             piece = self._output.kernel(
                 address, spelled(held), held.offset, _dso(held, dso), held.lifetime
             )
-            self._remember(node, held, dso, piece)
+            self._remember(node, answer, held, dso, piece)
             return piece
         piece = self._output.kernel(address, held, node.get("sym_off"), clean(dso))
+        self._remember(node, answer, held, dso, piece)
         if is_core(dso) and _is_fixed(answer) and self._met.setdefault(address, piece) != piece:
             self._inlined.add(address)
         return piece
@@ -341,9 +349,9 @@ def _leaf(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_fixed(answer: Frame | Reason) -> bool:
-    """Whether an address answers the same at all times: BPF never held it."""
+    """Whether an address answers the same at all times: nothing that comes and goes held it."""
     if isinstance(answer, Frame):
-        return answer.module != BPF_MODULE
+        return answer.lifetime is None and answer.module != BPF_MODULE
     return answer is UNKNOWN_ADDRESS
 
 

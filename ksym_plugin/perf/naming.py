@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from ksym_plugin.symbols import (
     AMBIGUOUS,
+    BETWEEN,
     BPF_MODULE,
     EXACT,
     GAP,
     GRACE,
     LOST,
+    MODULE,
     NOT_LOADED,
     OUTSIDE_HISTORY,
     Frame,
@@ -91,16 +93,16 @@ class Tally:
 
 
 class Repeated:
-    """A BPF frame that is as it was the last time, from ``since`` to ``until``.
+    """A frame that is as it was the last time, from ``since`` to ``until``.
 
-    So it is, if perf says the same of it: ``symbol`` and ``dso``. ``times`` counts how
-    often it came again; the tally is told at the end.
+    So it is, if perf says the same of it: ``symbol`` and ``dso``. ``frame`` is None where
+    perf's name stood. ``times`` counts how often it came again; the tally is told at the end.
     """
 
     __slots__ = ("dso", "frame", "piece", "since", "symbol", "times", "until")
 
     def __init__(
-        self, since: int, until: int, symbol: str, dso: str, frame: Frame, piece: str
+        self, since: int, until: int, symbol: str, dso: str, frame: Frame | None, piece: str
     ) -> None:
         self.since = since
         self.until = until
@@ -112,7 +114,10 @@ class Repeated:
 
     def settle(self, tally: Tally) -> None:
         """Count what came again."""
-        _count(self.frame, clean(self.symbol), tally, self.times)
+        if self.frame is None:
+            tally.confirmed += self.times
+        else:
+            _count(self.frame, clean(self.symbol), tally, self.times)
         self.times = 0
 
 
@@ -131,9 +136,23 @@ def is_core(dso: str) -> bool:
     return dso == "[kernel.kallsyms]" or "/vmlinux" in dso
 
 
-def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame | str | None:
-    """The frame that holds, or perf's ``name`` where that stands, or None for no name."""
+def is_module(dso: str) -> bool:
+    """Whether perf found a name in a module."""
+    if dso.startswith("["):
+        return not is_core(dso) and dso != BPF_MODULE and not dso.startswith(("[guest", "[__"))
+    return ".ko" in dso.rpartition("/")[2]
+
+
+def decide(
+    answer: Frame | Reason, name: str, dso: str, tally: Tally, has_modules: bool = False
+) -> Frame | str | None:
+    """The frame that holds, or perf's ``name`` where that stands, or None for no name.
+
+    ``has_modules`` says that the history knows modules as well, and not only BPF.
+    """
     if isinstance(answer, Frame):
+        if answer.kind == MODULE and answer.lifetime is not None:
+            return _decide_module(answer, name, tally)
         theirs = bool(name) and not is_bpf_name(name, dso)
         has_gone = answer.certainty != EXACT and not is_core(dso)
         if theirs and (answer.module != BPF_MODULE or has_gone):
@@ -143,7 +162,8 @@ def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame |
             return name
         _count(answer, name, tally)
         return answer
-    known_otherwise = answer in (NOT_LOADED, AMBIGUOUS) and is_bpf_name(name, dso)
+    comes_and_goes = is_bpf_name(name, dso) or (has_modules and is_module(dso))
+    known_otherwise = answer is BETWEEN or (answer in (NOT_LOADED, AMBIGUOUS) and comes_and_goes)
     if name and answer is LOST and is_bpf_name(name, dso):
         tally.unverified += 1
         return name + UNCERTAIN
@@ -156,6 +176,19 @@ def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame |
     tally.withdrawn += bool(name)
     tally.unknown[answer.text] = tally.unknown.get(answer.text, 0) + 1
     return None
+
+
+def _decide_module(answer: Frame, name: str, tally: Tally) -> Frame | str:
+    """perf's name stands if it is one of those that the function has."""
+    lifetime = answer.lifetime
+    functions = None if lifetime is None else lifetime.functions
+    if lifetime is not None and functions is not None:
+        names = functions.names(answer.address - lifetime.symbol.start)
+        if name in names:
+            tally.confirmed += 1
+            return name
+    _count(answer, name, tally)
+    return answer
 
 
 def _count(frame: Frame, name: str, tally: Tally, times: int = 1) -> None:

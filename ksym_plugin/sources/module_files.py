@@ -1,0 +1,95 @@
+"""Where a module's ELF file is, and what is in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from ksym_plugin.elf import ElfError, ElfFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import IO, Final
+
+_ROOT: Final = "/lib/modules"
+_ENDING: Final = ".ko"
+#: The largest modules have some 10 MB, with debug information a hundred more.
+_MOST_BYTES: Final = 1 << 28
+_CHUNK: Final = 1 << 20
+_INIT: Final = ".init"
+
+
+def path_of(name: str, release: str, root: str = _ROOT) -> str | None:
+    """The file that modprobe takes for a module, None if it knows none."""
+    folder = os.path.join(root, release)
+    try:
+        with open(os.path.join(folder, "modules.dep"), encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                path = line.partition(":")[0]
+                stem = path.rpartition("/")[2].partition(_ENDING)[0]
+                if stem.replace("-", "_") == name:
+                    return os.path.join(folder, path)
+    except OSError:
+        return None
+    return None
+
+
+def read(path: str, sections: Mapping[str, int], build_id: str | None) -> ElfFile:
+    """A module's functions at its sections' addresses, but for what is let go after its init.
+
+    ``build_id`` is that of the loaded module. ElfError if the file is not its, or cannot be
+    used; ImportError without pyelftools.
+    """
+    kept = {name: address for name, address in sections.items() if not name.startswith(_INIT)}
+    with _plain(path) as plain:
+        file = ElfFile(plain, kept)
+    if build_id is None or file.build_id != build_id:
+        raise ElfError(f"{path} is not what was loaded")
+    return file
+
+
+@contextlib.contextmanager
+def _plain(path: str) -> Iterator[str]:
+    """The path of the file as it was before it was compressed."""
+    if path.endswith(_ENDING):
+        yield path
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = os.memfd_create("module", os.MFD_CLOEXEC)
+            stack.callback(os.close, fd)
+            packed = stack.enter_context(_opened(path))
+            left = _MOST_BYTES
+            while left > 0:
+                data = packed.read(_CHUNK)
+                if not data:
+                    break
+                left -= os.write(fd, data)
+        except (OSError, EOFError, ValueError) as error:
+            raise ElfError(f"{path} cannot be unpacked ({error})") from None
+        yield f"/proc/self/fd/{fd}"
+
+
+def _opened(path: str) -> IO[bytes]:
+    """The file, unpacked as it is read. ValueError for what this Python cannot unpack."""
+    if path.endswith(".xz"):
+        import lzma
+
+        try:
+            return lzma.open(path)
+        except lzma.LZMAError as error:
+            raise ValueError(error) from None
+    if path.endswith(".gz"):
+        import gzip
+
+        unpacked: IO[bytes] = gzip.open(path)  # type: ignore[assignment]  # noqa: SIM115
+        return unpacked
+    if path.endswith(".zst"):
+        try:
+            from compression import zstd  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            raise ValueError("this Python has no zstd") from None
+        opened: IO[bytes] = zstd.open(path)
+        return opened
+    raise ValueError("it is packed in an unknown way")
