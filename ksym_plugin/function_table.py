@@ -103,10 +103,13 @@ def pack(functions: Iterable[Row]) -> bytes:
 
 
 def _unpack(data: bytes) -> tuple[array[int], array[int], list[bytes]]:
+    unpacker = zlib.decompressobj()
     try:
-        plain = zlib.decompressobj().decompress(data, _MOST_BYTES)
+        plain = unpacker.decompress(data, _MOST_BYTES)
     except zlib.error:
         plain = b""
+    if not unpacker.eof:
+        plain = b""  # Cut off, which a name would be as well.
     count = int.from_bytes(plain[:_WORD], "little")
     ends = [_WORD * (1 + count * columns) for columns in range(_COLUMNS + 1)]
     names = plain[ends[-1] :].split(b"\0")

@@ -9,8 +9,8 @@ from ksym_plugin.elf import ElfError, ElfFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import IO, Final
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Final
 
 _ROOT: Final = "/lib/modules"
 _ENDING: Final = ".ko"
@@ -55,41 +55,54 @@ def _plain(path: str) -> Iterator[str]:
     if path.endswith(_ENDING):
         yield path
         return
-    with contextlib.ExitStack() as stack:
+    fd = os.memfd_create("module", os.MFD_CLOEXEC)
+    try:
         try:
-            fd = os.memfd_create("module", os.MFD_CLOEXEC)
-            stack.callback(os.close, fd)
-            packed = stack.enter_context(_opened(path))
-            left = _MOST_BYTES
-            while left > 0:
-                data = packed.read(_CHUNK)
-                if not data:
-                    break
-                left -= os.write(fd, data)
+            _unpack(path, fd)
         except (OSError, EOFError, ValueError) as error:
             raise ElfError(f"{path} cannot be unpacked ({error})") from None
         yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
-def _opened(path: str) -> IO[bytes]:
-    """The file, unpacked as it is read. ValueError for what this Python cannot unpack."""
-    if path.endswith(".xz"):
+def _unpack(path: str, fd: int) -> None:
+    """Write what a file holds to ``fd``; ValueError for what cannot be unpacked here."""
+    if path.endswith(".zst"):
+        _run(["zstd", "-dcq", path], fd)
+    elif path.endswith(".xz"):
         import lzma
 
-        try:
-            return lzma.open(path)
-        except lzma.LZMAError as error:
-            raise ValueError(error) from None
-    if path.endswith(".gz"):
+        with lzma.open(path) as packed:
+            _copy(packed.read, fd, lzma.LZMAError)
+    elif path.endswith(".gz"):
         import gzip
+        import zlib
 
-        unpacked: IO[bytes] = gzip.open(path)  # type: ignore[assignment]  # noqa: SIM115
-        return unpacked
-    if path.endswith(".zst"):
+        with gzip.open(path) as zipped:
+            _copy(zipped.read, fd, zlib.error)
+    else:
+        raise ValueError("it is packed in an unknown way")
+
+
+def _copy(read: Callable[[int], bytes], fd: int, damage: type[Exception]) -> None:
+    left = _MOST_BYTES
+    while left > 0:
         try:
-            from compression import zstd  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            raise ValueError("this Python has no zstd") from None
-        opened: IO[bytes] = zstd.open(path)
-        return opened
-    raise ValueError("it is packed in an unknown way")
+            data = read(_CHUNK)
+        except damage as error:
+            raise ValueError(error) from None
+        if not data:
+            return
+        left -= os.write(fd, data)
+
+
+def _run(command: list[str], fd: int) -> None:
+    """What Python before 3.14 cannot unpack: a program may."""
+    import subprocess
+
+    try:
+        quiet = subprocess.DEVNULL
+        subprocess.run(command, stdin=quiet, stdout=fd, stderr=quiet, check=True)
+    except subprocess.CalledProcessError as error:
+        raise ValueError(error) from None

@@ -105,14 +105,14 @@ class Modules:
         self._asked: list[Known] = []
         self._silent: list[str] = []
         self._earlier: dict[str, Lifetime] = {}
+        self._reader = reader or ModuleReader()
         self._uevents = uevents or Uevents()
+        self._epoll = select.epoll()
         try:
-            self._reader = reader or ModuleReader()
-            self._epoll = select.epoll()
             self._epoll.register(self._uevents, select.EPOLLIN)
             self._found = self._look([]) + self._resume(earlier or [])
         except BaseException:
-            self._uevents.close()
+            self.close()
             raise
 
     def fileno(self) -> int:
@@ -180,7 +180,7 @@ class Modules:
         for name, one in listed.items():
             if name in self._known:
                 self._known[name].listed = one
-            else:
+            elif one.state != UNLOADING:
                 self._known[name] = Known(one, self._looked, now)
                 self._waiting.append(self._known[name])
         self._note_sections()
