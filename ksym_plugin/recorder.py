@@ -89,11 +89,9 @@ class Recorder:
         poller.register(stop_fd, select.POLLIN)
         if self._source.fileno() >= 0:
             poller.register(self._source.fileno(), select.POLLIN)
-        if self._modules is not None:
-            poller.register(self._modules.fileno(), select.POLLIN)
-        watched = -1
+        watched: set[int] = set()
         while True:
-            watched = self._watch_details(poller, watched)
+            watched = self._watch(poller, watched)
             now = time.monotonic_ns()
             if until is not None and now >= until:
                 return
@@ -171,6 +169,7 @@ class Recorder:
             modules.notes.append(f"modules are not followed any more ({error})")
             self._writer.cover_modules(False)
             self._modules = None
+            modules.close()
             return
         before = self.changes
         self._apply(changes)
@@ -188,15 +187,18 @@ class Recorder:
         for lifetime in self.timeline.take_disturbed():
             self._writer.note(lifetime)
 
-    def _watch_details(self, poller: select.poll, watched: int) -> int:
-        """Have ``poller`` look at the details as long as there can be any."""
-        fd = -1 if self._details is None else self._details.fileno()
-        if fd != watched:
-            if watched >= 0:
-                poller.unregister(watched)
-            if fd >= 0:
-                poller.register(fd, select.POLLIN)
-        return fd
+    def _watch(self, poller: select.poll, watched: set[int]) -> set[int]:
+        """Have ``poller`` look at details and modules as long as there can be any."""
+        sides = (self._details, self._modules)
+        wanted = {side.fileno() for side in sides if side is not None}
+        if wanted != watched:
+            for fd in watched - wanted:
+                if fd >= 0:
+                    poller.unregister(fd)
+            for fd in wanted - watched:
+                if fd >= 0:
+                    poller.register(fd, select.POLLIN)
+        return wanted
 
     def _learn(self, details: list[ProgramDetails]) -> None:
         for program in details:

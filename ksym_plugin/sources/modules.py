@@ -104,6 +104,8 @@ class Modules:
         self._waiting: list[Known] = []
         self._asked: list[Known] = []
         self._silent: list[str] = []
+        #: Whose "remove" was not read yet when the list had them no more.
+        self._unannounced: set[str] = set()
         self._earlier: dict[str, Lifetime] = {}
         self._reader = reader or ModuleReader()
         self._uevents = uevents or Uevents()
@@ -164,6 +166,10 @@ class Modules:
         listed = self._list()
         now = time.monotonic_ns()
         removed = {name for is_added, name in events if not is_added}
+        # Of what the list had lost already, the event came late.
+        late = removed & self._unannounced
+        removed -= late
+        self._unannounced -= late
         # They came and went between two looks: where they were nobody knows.
         self._silent += sorted(removed.difference(self._known))
         for name in removed.intersection(listed):
@@ -175,6 +181,8 @@ class Modules:
             found = listed.get(name)
             if found is None or found.base != known.listed.base or name in removed:
                 del self._known[name]
+                if name not in removed:
+                    self._unannounced.add(name)
                 known.gone = (max(self._looked, known.earliest), now)
                 changes += known.unload()
         for name, one in listed.items():

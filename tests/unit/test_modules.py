@@ -339,3 +339,19 @@ def test_the_kernel_can_be_listened_to_without_any_right() -> None:
         pytest.skip(f"no uevents here: {error}")
     assert events.read() == ([], False) or module_events.LISTING
     events.close()
+
+
+def test_an_event_that_comes_after_the_list_has_told_says_nothing_new(host: Host) -> None:
+    host.add("a", 1)
+    modules = host.follow()
+    settled(host, modules)
+    host.remove("a", is_told=False)
+    assert [told(one) for one in modules.read()] == ["-a@1"]
+    host.add("a", 1)
+    host.uevents.waiting.append((False, "a"))
+    assert [told(one) for one in settled(host, modules)] == ["+a@1"]
+    host.remove("a")
+    assert [told(one) for one in settled(host, modules)] == ["-a@1"]
+    modules.finish()
+    assert modules.notes == []
+    modules.close()

@@ -17,7 +17,7 @@ HANDLER = f"{procs.REPO}/contrib/perf-script/ksym_handler.py"
 CLI = [sys.executable, "-m", "ksym_plugin.cli"]
 SECONDS = 400.0
 TURNS = 20
-PERF = "perf record -q -a -g -e cpu-clock -F 999 -k CLOCK_MONOTONIC".split()
+PERF = "perf record -q -g -e cpu-clock -F 499 -k CLOCK_MONOTONIC".split()
 
 
 class Turn:
@@ -60,8 +60,12 @@ class Recorded:
         """Of the frames in modules: how many have a right name, a wrong one, none; which."""
         right = wrong = missing = 0
         seen: dict = {}
+        low = min(turn.starts[0] for turn in self.turns)
+        high = max(turn.starts[-1] for turn in self.turns)
         for sample in truth.samples(text):
             for frame in sample.frames:
+                if not low <= frame.ip < high:
+                    continue
                 turn = next((one for one in self.turns if one.holds(frame.ip, sample.time)), None)
                 if turn is None:
                     continue
