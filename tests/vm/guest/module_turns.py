@@ -27,13 +27,27 @@ _WORK_NS = 60_000_000
 def functions(module: str) -> list[tuple[int, list[str]]]:
     """Start and all names of each function, ascending; the end of the code's page comes last."""
     starts: dict[int, list[str]] = {}
+    sections = sections_of(module)
     with open("/proc/kallsyms") as table:
         for line in table:
             address, kind, name, *of = line.split()
-            if of == [f"[{module}]"] and kind in "tTwW":
+            if of != [f"[{module}]"] or kind not in "tTwW":
+                continue
+            # After the init function its own section is listed until it is let go.
+            section = max(one for one in sections if one[0] <= int(address, 16))[1]
+            if not section.startswith(".init"):
                 starts.setdefault(int(address, 16), []).append(name)
     rows = sorted(starts.items())
     return [*rows, ((rows[-1][0] | 4095) + 1, [])]
+
+
+def sections_of(module: str) -> list[tuple[int, str]]:
+    folder = f"/sys/module/{module}/sections"
+    found = []
+    for name in os.listdir(folder):
+        with open(f"{folder}/{name}") as file:
+            found.append((int(file.read(), 16), name))
+    return found
 
 
 def work(algorithm: str) -> None:
