@@ -243,6 +243,10 @@ class Timeline:
 
     def _settle(self, best: Lifetime | None, rivals: list[Lifetime], time: int) -> Answer:
         """Decide between the symbol that was there and those that may have come already."""
+        ended = None if best is None else best.unloaded_earliest
+        if ended is not None and time < ended:
+            # Whoever came after its end was not there yet.
+            rivals = [rival for rival in rivals if rival.loaded_latest < ended]
         candidates = [
             one
             for one in (rivals if best is None else [best, *rivals])

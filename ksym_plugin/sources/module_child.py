@@ -12,6 +12,7 @@ import marshal
 import os
 import sys
 import time
+from bisect import bisect_right
 
 from ksym_plugin import kallsyms_lines as line_of
 from ksym_plugin.errors import KsymError
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 
     #: Name, base address, bytes, sections, build id.
     Question = tuple[str, int, int, dict[str, int], Optional[str]]
-    #: Why there are none, or ""; when that was so; where the code is and how long; functions.
-    Answer = tuple[str, int, int, int, bytes]
+    #: Where code is, how long, and its functions as ``pack`` makes them; there may be none.
+    Code = tuple[int, int, bytes]
+    #: Why there are none, or ""; when that was so; its code, and that for its init alone.
+    Answer = tuple[str, int, Code, Code]
 
 KALLSYMS: Final = "/proc/kallsyms"
 #: An ELF file takes some 10 ms, kallsyms 50 ms for all there are.
@@ -39,6 +42,8 @@ _MOST_FILES: Final = 8
 _PATIENCE: Final = 3.0
 _PAUSE: Final = 0.02
 _BLOCK: Final = 1 << 17
+_INIT: Final = ".init"
+_NONE: Final = (0, 0, b"")
 _BPF: Final = b"\t[bpf]"
 
 
@@ -75,9 +80,20 @@ def _by_file(question: Question, release: str) -> Answer | None:
         file = module_files.read(path, sections, build_id)
     except (KsymError, ImportError):
         return None
-    rows = functions_of(file)
+    rows, init = parted(functions_of(file), sections)
     # Which module it was is known by its sections: it may have gone meanwhile.
-    return _packed(rows, base, size, 0) if rows else None
+    return _answer(rows, init, base, size, 0) if rows else None
+
+
+def parted(rows: list[Row], sections: dict[str, int]) -> tuple[list[Row], list[Row]]:
+    """Functions that stay, and those that are let go after the init function."""
+    places = sorted((address, name) for name, address in sections.items())
+    starts = [address for address, _ in places]
+    parts: tuple[list[Row], list[Row]] = ([], [])
+    for row in rows:
+        _, section = places[bisect_right(starts, row[0]) - 1]
+        parts[section.startswith(_INIT)].append(row)
+    return parts
 
 
 def functions_of(file: ElfFile) -> list[Row]:
@@ -97,14 +113,14 @@ def _by_kallsyms(questions: list[Question], path: str) -> list[Answer]:
         with open(path, "rb") as file:
             by_module = functions_in(file)
     except (OSError, KsymError) as error:
-        return [(str(error), now, 0, 0, b"") for _ in questions]
+        return [(str(error), now, _NONE, _NONE) for _ in questions]
     found = []
     for name, base, size, *_ in questions:
         rows = by_module.get(name)
         if rows:
-            found.append(_packed(rows, base, size, now))
+            found.append(_answer(rows, [], base, size, now))
         else:
-            found.append(("the kernel does not tell its functions", now, 0, 0, b""))
+            found.append(("the kernel does not tell its functions", now, _NONE, _NONE))
     return found
 
 
@@ -167,11 +183,17 @@ def _is_coming(name: str) -> bool:
         return False
 
 
-def _packed(rows: list[Row], base: int, size: int, now: int) -> Answer:
-    """Functions relative to the lowest one; a problem if they are not where the module is."""
+def _answer(rows: list[Row], init: list[Row], base: int, size: int, now: int) -> Answer:
+    """What is known of a module; a problem if its functions are not where it is."""
+    code = _packed(rows)
+    if not base <= code[0] < code[0] + code[1] <= base + size:
+        return "its functions are not where it is", now, _NONE, _NONE
+    return "", now, code, _packed(init) if init else _NONE
+
+
+def _packed(rows: list[Row]) -> Code:
+    """Functions relative to the lowest one."""
     first = rows[0][0]
     end = max(start + length for start, length, _ in rows)
-    if not base <= first < end <= base + size:
-        return "its functions are not where it is", now, 0, 0, b""
     data = pack((start - first, length, name) for start, length, name in rows)
-    return "", now, first, end - first, data
+    return first, end - first, data

@@ -17,7 +17,6 @@ _ENDING: Final = ".ko"
 #: The largest modules have some 10 MB, with debug information a hundred more.
 _MOST_BYTES: Final = 1 << 28
 _CHUNK: Final = 1 << 20
-_INIT: Final = ".init"
 
 
 def path_of(name: str, release: str, root: str = _ROOT) -> str | None:
@@ -36,14 +35,13 @@ def path_of(name: str, release: str, root: str = _ROOT) -> str | None:
 
 
 def read(path: str, sections: Mapping[str, int], build_id: str | None) -> ElfFile:
-    """A module's functions at its sections' addresses, but for what is let go after its init.
+    """A module's functions at its sections' addresses.
 
     ``build_id`` is that of the loaded module. ElfError if the file is not its, or cannot be
     used; ImportError without pyelftools.
     """
-    kept = {name: address for name, address in sections.items() if not name.startswith(_INIT)}
     with _plain(path) as plain:
-        file = ElfFile(plain, kept)
+        file = ElfFile(plain, sections)
     if build_id is None or file.build_id != build_id:
         raise ElfError(f"{path} is not what was loaded")
     return file

@@ -2,8 +2,9 @@
 
 Uevents wake, and /proc/modules tells who is where: it is compared with what is known. A
 module's load is told once its functions are known, which another process finds out, with
-the times at which it was seen; its unload, at once. All that is let go after a module's
-init function is none of its symbol: the kernel gives it to others while the module lives.
+the times at which it was seen; its unload, at once. The code for its init alone is a symbol
+of its own, which goes when that is over: the kernel gives its place to others while the
+module lives.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from ksym_plugin.sources.module_child import Answer, Question
+    from ksym_plugin.sources.module_child import Answer, Code, Question
     from ksym_plugin.sources.source import Change
 
 SYSFS: Final = "/sys/module"
@@ -39,21 +40,35 @@ SYSFS: Final = "/sys/module"
 _MOST_SECTIONS: Final = 8
 #: How many modules are named in a note.
 _MOST_NAMED: Final = 5
+_INIT: Final = ".init"
 
 
 class Known:
-    """One loading of a module: where it is, and when it came and went.
+    """One loading of a module: where it is, and when it came, was up, and went.
 
-    ``symbol`` is None as long as its functions are not known.
+    ``symbol`` is None as long as its functions are not known; ``init`` unless what its
+    init function needs has been told of and has not gone.
     """
 
-    __slots__ = ("build_id", "earliest", "gone", "latest", "listed", "sections", "symbol")
+    __slots__ = (
+        "build_id",
+        "earliest",
+        "gone",
+        "init",
+        "latest",
+        "listed",
+        "sections",
+        "symbol",
+        "up",
+    )
 
     def __init__(self, listed: Listed, earliest: int, latest: int) -> None:
         self.listed = listed
         self.earliest = earliest
         self.latest = latest
+        self.up: tuple[int, int] | None = None
         self.gone: tuple[int, int] | None = None
+        self.init: Symbol | None = None
         self.symbol: Symbol | None = None
         self.sections: dict[str, int] = {}
         self.build_id: str | None = None
@@ -61,6 +76,12 @@ class Known:
     def is_ready(self) -> bool:
         """Whether waiting on will not tell more."""
         return self.build_id is not None or self.gone is not None or self.listed.state != LOADING
+
+    def forget_init(self) -> None:
+        """Its init was over when nobody knew of it yet."""
+        if self.up is not None:
+            kept = {name: at for name, at in self.sections.items() if not name.startswith(_INIT)}
+            self.sections = kept
 
     def question(self) -> Question:
         listed = self.listed
@@ -71,11 +92,22 @@ class Known:
         problem, when = answer[:2]
         return not problem and (self.gone is None or when <= self.gone[1])
 
-    def unload(self) -> list[Change]:
-        """That it went, if it did and was told of."""
-        if self.symbol is None or self.gone is None:
-            return []
-        return [Unload(self.symbol.start, *self.gone, self.symbol.name)]
+    def load(self, code: Code) -> Load:
+        """The load of some of its code."""
+        start, length, data = code
+        name = self.listed.name
+        symbol = Symbol(start, start + length, name, MODULE, name)
+        return Load(symbol, self.earliest, self.latest, functions=FunctionTable(data))
+
+    def unloads(self) -> list[Change]:
+        """What of it has gone that was told of."""
+        changes: list[Change] = []
+        if self.init is not None and self.up is not None:
+            changes.append(Unload(self.init.start, *self.up, self.init.name))
+            self.init = None
+        if self.symbol is not None and self.gone is not None:
+            changes.append(Unload(self.symbol.start, *self.gone, self.symbol.name))
+        return changes
 
 
 class Modules:
@@ -113,6 +145,8 @@ class Modules:
         try:
             self._epoll.register(self._uevents, select.EPOLLIN)
             self._found = self._look([]) + self._resume(earlier or [])
+            for known in self._waiting:
+                known.forget_init()
         except BaseException:
             self.close()
             raise
@@ -138,8 +172,7 @@ class Modules:
             answers = self._reader.read()
             if answers is not None:
                 changes += self._take(answers)
-        self._ask()
-        return changes
+        return changes + self._ask()
 
     def finish(self, seconds: float = 5.0) -> list[Change]:
         """What has happened up to now; waits for functions that are not known yet."""
@@ -184,16 +217,26 @@ class Modules:
                 if name not in removed:
                     self._unannounced.add(name)
                 known.gone = (max(self._looked, known.earliest), now)
-                changes += known.unload()
+                known.up = known.up or known.gone
+                changes += known.unloads()
         for name, one in listed.items():
-            if name in self._known:
-                self._known[name].listed = one
-            elif one.state != UNLOADING:
+            if name not in self._known:
+                if one.state == UNLOADING:
+                    continue
                 self._known[name] = Known(one, self._looked, now)
                 self._waiting.append(self._known[name])
+            changes += self._see(self._known[name], one, now)
         self._note_sections()
         self._looked = before
         return changes
+
+    def _see(self, known: Known, listed: Listed, now: int) -> list[Change]:
+        """That a module is listed; the end of its init is when it is no longer loading."""
+        known.listed = listed
+        if known.up is None and listed.state != LOADING:
+            known.up = (max(self._looked, known.earliest), now)
+            return known.unloads()
+        return []
 
     def _resume(self, earlier: list[Lifetime]) -> list[Change]:
         """End what an earlier session left open, but for what may be there still."""
@@ -224,20 +267,20 @@ class Modules:
                 if known.build_id is not None:
                     known.sections = module_sections(known.listed.name, self._sysfs)
 
-    def _ask(self) -> None:
+    def _ask(self) -> list[Change]:
         """Have the functions found out of those of which enough is known."""
         if self._reader.fd >= 0 or not self._waiting:
-            return
+            return []
         self._asked = [known for known in self._waiting if known.is_ready()]
         self._waiting = [known for known in self._waiting if not known.is_ready()]
         if not self._asked:
-            return
+            return []
         try:
             self._reader.ask([known.question() for known in self._asked])
         except OSError:
-            self._take([])
-            return
+            return self._take([])
         self._epoll.register(self._reader.fd, select.EPOLLIN)
+        return []
 
     def _take(self, answers: list[Answer]) -> list[Change]:
         """The changes that had to wait for these answers; with none, there are none."""
@@ -256,17 +299,20 @@ class Modules:
 
     def _tell(self, known: Known, answer: Answer, earlier: Lifetime | None) -> list[Change]:
         """The load of a module, unless it is what an earlier session told of; its end."""
-        _, _, start, length, data = answer
-        name, functions = known.listed.name, FunctionTable(data)
-        known.symbol = Symbol(start, start + length, name, MODULE, name)
+        _, _, code, init = answer
+        load = known.load(code)
+        known.symbol = load.symbol
         changes: list[Change] = []
         if earlier is not None:
-            before = earlier.functions
-            if earlier.symbol.start == start and before is not None and before.is_like(functions):
-                return known.unload()
+            if _is_same(earlier, load):
+                return known.unloads()
             changes.append(self._ended(earlier, known.latest))
-        changes.append(Load(known.symbol, known.earliest, known.latest, functions=functions))
-        return changes + known.unload()
+        changes.append(load)
+        if init[1]:
+            brief = known.load(init)
+            known.init = brief.symbol
+            changes.append(brief)
+        return changes + known.unloads()
 
     def _list(self) -> dict[str, Listed]:
         try:
@@ -280,3 +326,11 @@ class Modules:
                 "run as root or with CAP_SYSLOG, and set kernel.kptr_restrict below 2",
             )
         return listed
+
+
+def _is_same(earlier: Lifetime, load: Load) -> bool:
+    """Whether what an earlier session left open is what was found now."""
+    before, now = earlier.functions, load.functions
+    if before is None or now is None or earlier.symbol.start != load.symbol.start:
+        return False
+    return before.is_like(now)

@@ -18,6 +18,8 @@ BASE = 0xFFFF_FFFF_C100_0000
 SIZE = 0x4000
 ROWS = [(0x10, 0x40, "first"), (0x50, 0x100, "second")]
 CODE = (0x10, 0x150)
+INIT = 0x8000
+INIT_DATA = pack([(0, 0x20, "init_module")])
 
 
 class Uevents:
@@ -50,6 +52,7 @@ class Reader:
         self.asked: list[list[Question]] = []
         self.ready: list[Answer] | None = None
         self.rows: dict[str, list] = {}
+        self.with_init: set[str] = set()
         self.fails = False
         self._writing = -1
 
@@ -67,7 +70,8 @@ class Reader:
             first = rows[0][0]
             length = max(start + size for start, size, _ in rows) - first
             data = pack((start - first, size, word) for start, size, word in rows)
-            self.ready.append((problem, when, base + first, length, b"" if problem else data))
+            init = (base + INIT, 0x20, INIT_DATA) if name in self.with_init else (0, 0, b"")
+            self.ready.append((problem, when, (base + first, length, data), init))
 
     def read(self) -> list[Answer] | None:
         ready, self.ready = self.ready, None

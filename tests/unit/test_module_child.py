@@ -87,11 +87,12 @@ def test_a_file_is_used_only_if_it_is_what_was_loaded(tmp_path: Path) -> None:
             module_files.read(path, SECTIONS, build_id)
 
 
-def test_init_code_is_left_out(tmp_path: Path) -> None:
-    pytest.importorskip("elftools")
-    path = str(laid_out(tmp_path, "m.ko", vmlinux(SYMBOLS, 0x400, type=1)))
-    file = module_files.read(path, {".init.text": BASE, ".init.data": BASE}, "1234")
-    assert len(file) == 0
+def test_init_code_is_told_apart() -> None:
+    rows = [(BASE + at, 8, str(at)) for at in (0, 0x1000, 0x7FF8, 0x8000, 0x8100, 0x9000)]
+    sections = {**SECTIONS, ".data": BASE + 0x2000, ".exit.text": BASE + 0x9000}
+    stays, goes = module_child.parted(rows, sections)
+    assert [name for *_, name in goes] == [str(0x8000), str(0x8100)]
+    assert sorted(stays + goes) == rows
 
 
 @pytest.mark.parametrize("name", ["m.ko.xz", "m.ko.gz", "m.ko.zst", "m.ko.lz4", "m.ko"])
@@ -142,7 +143,8 @@ def answered(tmp_path: Path, *questions: module_child.Question) -> list:
 def test_without_a_file_kallsyms_answers_in_order(tmp_path: Path) -> None:
     before = time.monotonic_ns()
     lost, there = answered(tmp_path, question("gone"), question("m"))
-    problem, when, start, length, data = there
+    problem, when, (start, length, data), init = there
+    assert init == (0, 0, b"")
     assert (problem, start, length) == ("", BASE, 0x1000)
     assert before < when < time.monotonic_ns()
     assert FunctionTable(data).names(0x205) == ["cleanup_module", "m_exit"]

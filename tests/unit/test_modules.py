@@ -355,3 +355,62 @@ def test_an_event_that_comes_after_the_list_has_told_says_nothing_new(host: Host
     modules.finish()
     assert modules.notes == []
     modules.close()
+
+
+def test_code_for_the_init_alone_goes_when_that_is_over(host: Host) -> None:
+    modules = host.follow()
+    host.reader.with_init.add("slow")
+    host.add("slow", 1, "Loading")
+    modules.read()
+    host.reader.answer()
+    core, init = modules.read()
+    assert (init.symbol.start, init.symbol.name) == (BASE + 0x18000, "slow")
+    assert init.functions.find(0x1F) == (0, 0x20, "init_module")
+    assert (core.earliest, core.latest) == (init.earliest, init.latest)
+    loading = time.monotonic_ns()
+    assert modules.read() == []
+    host.add("slow", 1)
+    host.announce("slow")
+    (over,) = modules.read()
+    assert (over.start, over.name) == (init.symbol.start, "slow")
+    assert loading < over.earliest < over.latest < time.monotonic_ns()
+    host.remove("slow")
+    assert [change.start for change in modules.read()] == [core.symbol.start]
+    modules.close()
+
+
+def test_an_init_that_was_over_by_the_time_it_was_told_of(host: Host) -> None:
+    modules = host.follow()
+    host.reader.with_init.update(("quick", "failed"))
+    host.add("quick", 1)
+    host.add("failed", 2, "Loading")
+    modules.read()
+    host.remove("failed", is_told=False)
+    modules.read()
+    host.reader.answer()
+    changes = modules.read()
+    assert [told(one) for one in changes] == [
+        "+quick@1",
+        "+quick@1",
+        "-quick@1",
+        "+failed@2",
+        "+failed@2",
+        "-failed@2",
+        "-failed@2",
+    ]
+    load, unload = changes[1:3]
+    assert load.symbol.start == unload.start == BASE + 0x18000
+    assert load.earliest <= unload.earliest <= load.latest <= unload.latest
+    modules.close()
+
+
+def test_of_what_is_up_at_the_start_init_code_is_not_asked_for(host: Host) -> None:
+    host.add("up", 1)
+    host.add("coming", 2, "Loading")
+    for name in ("up", "coming"):
+        (host.sysfs / name / "sections/.init.text").write_text(f"0x{BASE:x}\n")
+    modules = host.follow()
+    modules.read()
+    asked = {name: set(sections) for name, _, _, sections, _ in host.reader.asked[0]}
+    assert asked == {"up": {".text"}, "coming": {".text", ".init.text"}}
+    modules.close()

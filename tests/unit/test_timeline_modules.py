@@ -206,3 +206,26 @@ def test_what_ended_is_expired_and_its_ground_asked_again() -> None:
     assert timeline.extent > extent
     assert timeline.at(BASE, 200) == (None, UNKNOWN_ADDRESS)
     assert told(timeline.at(BASE + 0x18FFF, 200)) == "n exact"
+
+
+def test_what_came_and_went_within_one_window_had_the_place_for_all_of_it() -> None:
+    """As code for an init that is over when it is first looked at."""
+    timeline = Timeline()
+    timeline.apply(module(BASE, 0x1000, "m", (100, 200)))
+    timeline.apply(Unload(BASE, 100, 200, "m"))
+    assert [told(timeline.at(BASE + 4, time)) for time in (100, 150, 200)] == ["m exact"] * 3
+    assert timeline.at(BASE + 4, 99) == (None, NOT_LOADED)
+    assert timeline.at(BASE + 4, 201) == (None, NOT_LOADED)
+
+
+def test_who_was_surely_there_still_has_no_rival_in_what_followed() -> None:
+    """A window begins when the list was read without the module: its place was another's."""
+    timeline = Timeline()
+    timeline.apply(load(BASE, 64, "bpf_prog_0000000000000001_p", 100, 1))
+    timeline.apply(unload(BASE, 500, "bpf_prog_0000000000000001_p", 1))
+    timeline.apply(module(BASE, 0x1000, "m", (200, 900)))
+    assert told(timeline.at(BASE + 4, 300)) == "bpf_prog_0000000000000001_p exact"
+    assert told(timeline.at(BASE + 4, 499)) == "bpf_prog_0000000000000001_p exact"
+    # It may be running on, as nobody knows when the module came.
+    assert timeline.at(BASE + 4, 600) == (None, AMBIGUOUS)
+    assert told(timeline.at(BASE + 4, 900)) == "m exact"

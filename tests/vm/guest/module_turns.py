@@ -6,18 +6,22 @@
 Some are at work as they come: they measure their own functions. The others are hash
 functions, which are made to work from here. Each loading is a line of JSON: the module, the
 CLOCK_MONOTONIC ns around its coming and going, and its functions' addresses as kallsyms
-lists them, but for those of sections that are let go after the init function.
+lists them; those of its init code, which is let go when that is over, as its file has them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import lzma
 import os
 import socket
 import subprocess
 import sys
 import time
+
+from elftools.elf.elffile import ELFFile
 
 #: What hashes with the module; the others need nobody.
 ALGORITHMS = {"wp512": "wp512", "rmd160": "rmd160", "streebog_generic": "streebog512"}
@@ -50,6 +54,23 @@ def sections_of(module: str) -> list[tuple[int, str]]:
     return found
 
 
+def init_functions(module: str) -> list[tuple[int, int, str]]:
+    """Start, end and name of each function of the init code."""
+    found = subprocess.run(["modinfo", "-n", module], check=True, capture_output=True, text=True)
+    path = found.stdout.strip()
+    with lzma.open(path) if path.endswith(".xz") else open(path, "rb") as file:
+        elf = ELFFile(io.BytesIO(file.read()))
+    bases = {name: address for address, name in sections_of(module)}
+    rows = []
+    for symbol in elf.get_section_by_name(".symtab").iter_symbols():
+        if symbol["st_info"]["type"] == "STT_FUNC":
+            section = elf.get_section(symbol["st_shndx"]).name
+            if section.startswith(".init") and section in bases:
+                start = bases[section] + symbol["st_value"]
+                rows.append((start, start + symbol["st_size"], symbol.name))
+    return rows
+
+
 def work(algorithm: str) -> None:
     """Hash for a while."""
     data = bytes(8192)
@@ -74,13 +95,13 @@ def turn(module: str) -> dict:
     came = time.monotonic_ns()
     subprocess.run(["modprobe", module], check=True)
     there = time.monotonic_ns()
-    found = functions(module)
+    found, init = functions(module), init_functions(module)
     if module in ALGORITHMS:
         work(ALGORITHMS[module])
     going = time.monotonic_ns()
     remove(module)
     times = (came, there, going, time.monotonic_ns())
-    return {"module": module, "times": times, "functions": found}
+    return {"module": module, "times": times, "functions": found, "init": init}
 
 
 def main(path: str, turns: str, *modules: str) -> None:

@@ -29,12 +29,22 @@ class Turn:
         self.came, self.there, self.going, self.gone = told["times"]
         self.starts = [start for start, _ in told["functions"]]
         self.names = [set(names) for _, names in told["functions"]]
+        self.init = told["init"]
 
-    def holds(self, address: int, time: int) -> bool:
-        return self.came <= time <= self.gone and self.starts[0] <= address < self.starts[-1]
+    def names_at(self, address: int, time: int) -> set[str]:
+        """What the module's function there is called; empty if there is none at that time."""
+        if self.came <= time <= self.gone and self.starts[0] <= address < self.starts[-1]:
+            return self.names[bisect_right(self.starts, address) - 1]
+        if not self.came <= time <= self.there:
+            return set()
+        return {name for start, end, name in self.init if start <= address < end}
 
-    def names_at(self, address: int) -> set[str]:
-        return self.names[bisect_right(self.starts, address) - 1]
+    def bounds(self) -> list[int]:
+        return [
+            *self.starts,
+            *(start for start, _, _ in self.init),
+            *(end for _, end, _ in self.init),
+        ]
 
     def overlaps(self, other: Turn) -> bool:
         return self.starts[0] < other.starts[-1] and other.starts[0] < self.starts[-1]
@@ -60,16 +70,17 @@ class Recorded:
         """Of the frames in modules: how many have a right name, a wrong one, none; which."""
         right = wrong = missing = 0
         seen: dict = {}
-        low = min(turn.starts[0] for turn in self.turns)
-        high = max(turn.starts[-1] for turn in self.turns)
+        bounds = [bound for turn in self.turns for bound in turn.bounds()]
+        low, high = min(bounds), max(bounds)
         for sample in truth.samples(text):
             for frame in sample.frames:
                 if not low <= frame.ip < high:
                     continue
-                turn = next((one for one in self.turns if one.holds(frame.ip, sample.time)), None)
+                named = ((one, one.names_at(frame.ip, sample.time)) for one in self.turns)
+                turn, names = next((pair for pair in named if pair[1]), (None, set()))
                 if turn is None:
                     continue
-                if frame.name in turn.names_at(frame.ip):
+                if frame.name in names:
                     right += 1
                 elif frame.name == truth.UNKNOWN:
                     missing += 1
@@ -108,7 +119,8 @@ def test_every_sample_in_a_module_has_its_name(tmp_path: Path, kernel, modules) 
     assert right > 200
     assert {module for module, _ in seen} == set(modules)
     shown = procs.run([*CLI, "show", "-H", recorded.history, "--all", "--json"], SECONDS).out
-    lives = [one for one in json.loads(shown)["symbols"] if one["module"] in modules]
+    starts = {turn.starts[0] for turn in turns}
+    lives = [one for one in json.loads(shown)["symbols"] if int(one["start"], 16) in starts]
     assert [one["name"] for one in lives] == [turn.module for turn in turns]
     for life, turn in zip(lives, turns):
         loaded, unloaded = life["loaded"], life["unloaded"]
