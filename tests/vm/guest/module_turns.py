@@ -32,15 +32,17 @@ def functions(module: str) -> list[tuple[int, list[str]]]:
     """Start and all names of each function, ascending; the end of the code's page comes last."""
     starts: dict[int, list[str]] = {}
     sections = sections_of(module)
-    with open("/proc/kallsyms") as table:
-        for line in table:
-            address, kind, name, *of = line.split()
-            if of != [f"[{module}]"] or kind not in "tTwW":
-                continue
-            # After the init function its own section is listed until it is let go.
-            section = max(one for one in sections if one[0] <= int(address, 16))[1]
-            if not section.startswith(".init"):
-                starts.setdefault(int(address, 16), []).append(name)
+    words = ["grep", "-F", f"[{module}]", "/proc/kallsyms"]
+    for line in subprocess.run(words, check=True, capture_output=True, text=True).stdout.split(
+        "\n"
+    ):
+        address, kind, name, *_ = [*line.split(), "", "", ""]
+        if not address or kind not in "tTwW":
+            continue
+        # After the init function its own section is listed until it is let go.
+        section = max(one for one in sections if one[0] <= int(address, 16))[1]
+        if not section.startswith(".init"):
+            starts.setdefault(int(address, 16), []).append(name)
     rows = sorted(starts.items())
     return [*rows, ((rows[-1][0] | 4095) + 1, [])]
 
