@@ -56,7 +56,7 @@ class Machine:
             place.mkdir(parents=True)
         (self.images / "vmlinuz-6.12").touch()
         image = str(self.images / "image")
-        command = ["mke2fs", "-q", "-t", "ext4", "-d", str(folder / "root"), image, "4M"]
+        command = ["mke2fs", "-q", "-t", "ext4", "-d", str(folder / "root"), image, "8M"]
         monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{SBIN}")
         monkeypatch.setenv("SCRATCH", str(folder))
         monkeypatch.setenv("KSYM_VM_CACHE", str(folder / "cache"))
