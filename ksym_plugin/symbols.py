@@ -166,8 +166,8 @@ class Lifetime:
 
     It was loaded in the window ``loaded_earliest`` to ``loaded_latest``. While it is
     live ``unloaded_earliest`` and ``unloaded_latest`` are None; afterwards they are the
-    window in which it was unloaded. A module's symbol is all of its code; ``functions``
-    has the names in it, and is None for all else.
+    window in which it was unloaded. A module's symbol is a stretch of its code;
+    ``functions`` has the names in it, and is None for all else.
     """
 
     __slots__ = (
