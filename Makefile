@@ -41,6 +41,7 @@ live: setup ## live tests against this kernel (root; says what it skips and why)
 vm: setup ## tests on stock kernels 6.1 and 6.12 under QEMU (root, for the first run)
 	@scripts/setup vm
 	@scripts/vm
+	@$(PYTHON) -m tests.vm.vmlinux
 
 bench: setup ## benchmarks beside their peers
 	@$(PYTHON) -m bench

@@ -22,6 +22,7 @@ SUBJECTS = {
     "kallsyms": "kallsyms",
     "history": "history",
     "live": "recorder, live",
+    "lines": "deeper names: vmlinux, and source lines of programs",
     "hooks": "hooks: a batch through pluggy, and a plugin nobody asks",
     "imports": "handler: start",
     "handler": "handler, embedded in perf",

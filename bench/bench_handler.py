@@ -33,7 +33,7 @@ _OWN = "scripts/python/stackcollapse.py"
 _LOAD = """
 import os, sys, time
 from tests.oracle import programs, rawbpf
-fds = [programs.plain(f"bench_{number}", number) for number in range(8)]
+fds = [programs.with_lines("bench", f"bench_{number}", number) for number in range(8)]
 until = time.monotonic() + float(sys.argv[1])
 while time.monotonic() < until:
     for fd in fds:
@@ -107,6 +107,7 @@ def compared(
         "own": [*perf, "-s", own_script()],
         "folded": [*perf, "-s", _HANDLER, "--", "-H", history, "--format", "folded"],
         "text": [*perf, "-s", _HANDLER, "--", "-H", history],
+        "lined": [*perf, "-s", _HANDLER, "--", "-H", history, "--lines"],
         "plain": perf,
     }
     taken: dict[str, list[float]] = {name: [] for name in commands}
@@ -118,7 +119,7 @@ def compared(
                 taken[name].append(cost.cpu)
             if name == "folded":
                 tally = cost.err
-    own, folded, text, plain = (Figures(taken[name]) for name in commands)
+    own, folded, text, lined, plain = (Figures(taken[name]) for name in commands)
     summary = next((line for line in tally.splitlines() if "kernel frames" in line), "no tally")
     return [
         row(
@@ -133,4 +134,5 @@ def compared(
         ),
         row("  folded output", folded, "s", None, _CLOCK, "stackcollapse.py", own.median),
         row("  text output", text, "s", None, _CLOCK, "perf script, no Python", plain.median),
+        row("  the same with --lines", lined, "s", None, _CLOCK, "without", text.median),
     ]

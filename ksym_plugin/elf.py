@@ -11,14 +11,15 @@ import contextlib
 import os
 import struct
 import zlib
-from array import array
-from bisect import bisect_right
 
+from ksym_plugin import cache_file
+from ksym_plugin.elf_table import TOP, FunctionTable
 from ksym_plugin.errors import KsymError
 from ksym_plugin.symbols import KERNEL, MODULE, UNKNOWN_ADDRESS, Symbol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterator, Mapping
     from typing import Final
 
@@ -28,21 +29,16 @@ if TYPE_CHECKING:
     from ksym_plugin.kallsyms import Kallsyms
     from ksym_plugin.symbols import Reason
 
-    #: Start, size, binding, and where the name is.
-    _Row = tuple[int, int, int, int]
-
 _EXECUTABLE: Final = 4  # SHF_EXECINSTR
 _NOTYPE: Final = 0
 _FUNC: Final = 2
 _TYPES: Final = frozenset((_NOTYPE, _FUNC))
-_DOLLAR: Final = 36
-_LOCAL: Final = 0
-_WEAK: Final = 2
-_TOP: Final = (1 << 64) - 1
 _WIDE: Final = "IBBHQQ"  # Elf64_Sym: name, info, other, section, value, size
 _NARROW: Final = "IIIBBH"  # Elf32_Sym: name, value, size, info, other, section
-#: How far behind the nearest symbol one is looked for that is still long enough.
-_MOST_BACK: Final = 64
+#: What is kept of a file: the build id, the anchor, and the table's.
+_CACHED: Final = "symbols"
+_PARTS: Final = 2 + FunctionTable.PARTS
+_ANCHOR: Final = 8
 
 
 class ElfError(KsymError):
@@ -62,89 +58,87 @@ class ElfFile:
         self.path = path
         self.build_id: str | None = None
         self.anchor: int | None = None
-        self._starts = array("Q")
-        self._ends = array("Q")
-        self._names = array("I")
-        #: By start, where the names are that were not chosen, the best first.
-        self._others: dict[int, list[int]] = {}
-        self._strings = b""
-        self._reaches: list[tuple[int, int]] = []
         with opened(path) as elf:
-            self._read(elf, sections)
+            self._table = self._read(elf, sections)
+
+    @classmethod
+    def kept(cls, path: str) -> ElfFile:
+        """The same as ``ElfFile(path)``, sooner from the second time on (see cache_file)."""
+        try:
+            identity = cache_file.identity(path)
+        except OSError:
+            return cls(path)
+        file = cls._of_parts(path, cache_file.load(_CACHED, identity, _PARTS))
+        if file is None:
+            file = cls(path)
+            cache_file.store(_CACHED, identity, file._parts())
+        return file
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._table)
 
     @property
     def starts(self) -> array[int]:
         """Where functions begin, ascending."""
-        return self._starts
+        return self._table.starts
 
     def aliases(self, start: int) -> list[str]:
         """The other names of the function that begins there, the best first."""
-        return [self._string(at) for at in self._others.get(start, ())]
+        return self._table.aliases(start)
 
     def find(self, address: int) -> tuple[int, int, str] | None:
-        """Start, end and name of the function at a linked address, if there is one.
-
-        A function of a known size has all bytes within it. One without, as those written
-        in assembly may be, goes on to the next symbol or to the end of its section.
-        """
-        at = bisect_right(self._starts, address) - 1
-        open_at = -1
-        for index in range(at, max(at - _MOST_BACK, -1), -1):
-            if self._ends[index] == self._starts[index]:
-                open_at = index if index == at else open_at
-            elif address < self._ends[index]:
-                return self._starts[index], self._ends[index], self._name(index)
-        if open_at < 0:
-            return None
-        start = self._starts[open_at]
-        after = self._starts[open_at + 1] if open_at + 1 < len(self._starts) else _TOP
-        for first, last in self._reaches:
-            if first <= start < last:
-                end = min(after, last)
-                return (start, end, self._name(open_at)) if address < end else None
-        return None
+        """Start, end and name of the function at a linked address (see FunctionTable)."""
+        return self._table.find(address)
 
     def is_open(self, start: int) -> bool:
         """Whether the file does not say how long the function at ``start`` is."""
-        at = bisect_right(self._starts, start) - 1
-        return at >= 0 and self._starts[at] == start == self._ends[at]
+        return self._table.is_open(start)
 
-    def _name(self, index: int) -> str:
-        return self._string(self._names[index])
+    @classmethod
+    def _of_parts(cls, path: str, parts: list[bytes] | None) -> ElfFile | None:
+        """The file whose parts these are, None if they are none's."""
+        if parts is None:
+            return None
+        build_id, anchor, *table = parts
+        file = cls.__new__(cls)
+        file.path = path
+        file.build_id = build_id.hex() or None
+        file.anchor = int.from_bytes(anchor, "big") if len(anchor) == _ANCHOR else None
+        try:
+            file._table = FunctionTable.of_parts(table)
+        except ValueError:
+            return None
+        return file
 
-    def _string(self, at: int) -> str:
-        return self._strings[at : self._strings.index(b"\0", at)].decode(
-            "utf-8", "backslashreplace"
-        )
+    def _parts(self) -> list[bytes]:
+        anchor = b"" if self.anchor is None else self.anchor.to_bytes(_ANCHOR, "big")
+        return [bytes.fromhex(self.build_id or ""), anchor, *self._table.parts()]
 
-    def _read(self, elf: ELFFile, sections: Mapping[str, int] | None) -> None:
+    def _read(self, elf: ELFFile, sections: Mapping[str, int] | None) -> FunctionTable:
         self.build_id = _build_id(elf, os.path.getsize(self.path))
         table = elf.get_section_by_name(".symtab")
         if table is None or table["sh_type"] != "SHT_SYMTAB":
             raise ElfError(
                 f"{self.path} has no symbols", "name a vmlinux that is not stripped, or its .debug"
             )
-        bases = self._bases(elf, sections)
-        self._strings = self._data(elf.get_section(table["sh_link"])) + b"\0"
+        bases, reaches = _bases(elf, sections)
+        strings = self._data(elf.get_section(table["sh_link"])) + b"\0"
         order = "<" if elf.little_endian else ">"
         rows = struct.iter_unpack(
             order + (_WIDE if elf.elfclass == 64 else _NARROW), self._data(table)
         )
         if elf.elfclass != 64:
             rows = ((row[0], row[3], row[4], row[5], row[1], row[2]) for row in rows)
-        anchors = _places_of(b"_text\0", self._strings)
+        anchors = _places_of(b"_text\0", strings)
         found = []
         for name, info, _, section, value, size in rows:
             if name in anchors and section:
                 self.anchor = value
-            if info & 15 in _TYPES and section in bases and 0 < name < len(self._strings):
+            if info & 15 in _TYPES and section in bases and 0 < name < len(strings):
                 start = value + bases[section]
-                if start < _TOP:
+                if start < TOP:
                     found.append((start, size, info >> 4, name))
-        self._keep(found)
+        return FunctionTable(found, strings, reaches)
 
     def _data(self, section: Section) -> bytes:
         """A section's bytes; a damaged file may claim more than fit into memory."""
@@ -152,51 +146,6 @@ class ElfFile:
             raise ValueError(section.name)
         data: bytes = section.data()
         return data
-
-    def _bases(self, elf: ELFFile, sections: Mapping[str, int] | None) -> dict[int, int]:
-        """What to add to a symbol's value, by the number of its section, if that holds code."""
-        bases = {}
-        for number, section in enumerate(elf.iter_sections()):
-            if not section["sh_flags"] & _EXECUTABLE:
-                continue
-            if elf["e_type"] == "ET_REL":
-                base = (sections or {}).get(section.name)
-                if base is None:
-                    continue
-                bases[number] = base
-                self._reaches.append((base, base + section["sh_size"]))
-            else:
-                bases[number] = 0
-                start = section["sh_addr"]
-                self._reaches.append((start, start + section["sh_size"]))
-        return bases
-
-    def _keep(self, found: list[_Row]) -> None:
-        """One name for each start: the best, as kallsyms prefers them."""
-        if b"\0$" in self._strings:
-            # ARM's and AArch64's marks of where code and literals begin.
-            found = [row for row in found if self._strings[row[3]] != _DOLLAR]
-        found.sort()
-        chosen = {row[0]: row for row in found}
-        if len(chosen) < len(found):
-            shared = {row[0] for row, after in zip(found, found[1:]) if row[0] == after[0]}
-            groups: dict[int, list[_Row]] = {start: [] for start in shared}
-            for row in found:
-                if row[0] in shared:
-                    groups[row[0]].append(row)
-            for start, group in groups.items():
-                (_, _, binding, name), *others = sorted(group, key=self._preference)
-                self._others[start] = [row[3] for row in others]
-                chosen[start] = (start, max(size for _, size, _, _ in group), binding, name)
-        self._starts.extend(chosen)
-        self._ends.extend([min(start + size, _TOP) for start, size, _, _ in chosen.values()])
-        self._names.extend([name for _, _, _, name in chosen.values()])
-
-    def _preference(self, row: _Row) -> tuple[bool, bool, bool, int, int, bytes]:
-        _, size, binding, at = row
-        name = self._strings[at : self._strings.index(b"\0", at)]
-        underscores = len(name) - len(name.lstrip(b"_"))
-        return not size, binding == _WEAK, binding == _LOCAL, underscores, -len(name), name
 
 
 class Image:
@@ -237,7 +186,7 @@ class Image:
         """The function that holds the address, or why there is none."""
         linked = address - self.offset
         # Not taken round the end of the address space: that would be no place in the file.
-        found = self.file.find(linked) if 0 <= linked <= _TOP else None
+        found = self.file.find(linked) if 0 <= linked <= TOP else None
         other = UNKNOWN_ADDRESS if self._behind is None else self._behind.find(address)
         if found is None:
             return other
@@ -290,7 +239,7 @@ def opened(path: str) -> Iterator[ELFFile]:
 @contextlib.contextmanager
 def refused_if_damaged(path: str) -> Iterator[None]:
     """Makes an ElfError of what is wrong with a file that is being read."""
-    from elftools.common.exceptions import DWARFError, ELFError
+    from elftools.common.exceptions import DWARFError, ELFCompressionError, ELFError
     from elftools.construct import ConstructError
 
     # What pyelftools lets through where a damaged file leads it astray.
@@ -310,10 +259,34 @@ def refused_if_damaged(path: str) -> Iterator[None]:
         raise ElfError(
             f"{path} cannot be read ({error.strerror})", "name a readable vmlinux"
         ) from None
+    except ELFCompressionError:
+        raise ElfError(
+            f"{path} has sections that are compressed in a way not understood, or damaged",
+            "expand them (objcopy --decompress-debug-sections) and name what that makes",
+        ) from None
     except (*wrong, *astray):
         raise ElfError(
             f"{path} is no ELF file, or a damaged one", "name a vmlinux, not a vmlinuz"
         ) from None
+
+
+def _bases(
+    elf: ELFFile, sections: Mapping[str, int] | None
+) -> tuple[dict[int, int], list[tuple[int, int]]]:
+    """What to add to a symbol's value, by the number of its section, if that holds code; and
+    from where to where each of these reaches."""
+    bases, reaches = {}, []
+    for number, section in enumerate(elf.iter_sections()):
+        if not section["sh_flags"] & _EXECUTABLE:
+            continue
+        base, start = 0, section["sh_addr"]
+        if elf["e_type"] == "ET_REL":
+            if section.name not in (sections or {}):
+                continue
+            base = start = (sections or {})[section.name]
+        bases[number] = base
+        reaches.append((start, min(start + section["sh_size"], TOP)))
+    return bases, reaches
 
 
 def _places_of(name: bytes, strings: bytes) -> set[int]:

@@ -5,8 +5,8 @@ Function tables are kept once for all modules that have the same.
 
 from __future__ import annotations
 
-from ksym_plugin.function_table import FunctionTable
 from ksym_plugin.history_file import query
+from ksym_plugin.packed_functions import PackedFunctions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _FORGET_TABLES: Final = (
 )
 
 
-def write(database: sqlite3.Connection, modules: Iterable[tuple[int, FunctionTable]]) -> None:
+def write(database: sqlite3.Connection, modules: Iterable[tuple[int, PackedFunctions]]) -> None:
     """Write the functions of lifetimes, which are given by row."""
     for row, functions in modules:
         digest = functions.digest
@@ -46,18 +46,18 @@ class Functions:
     def __init__(self, database: sqlite3.Connection, path: str) -> None:
         self._database = database
         self._path = path
-        self._tables: dict[int, FunctionTable] = {}
+        self._tables: dict[int, PackedFunctions] = {}
 
-    def of(self, lifetime: Lifetime) -> FunctionTable | None:
+    def of(self, lifetime: Lifetime) -> PackedFunctions | None:
         """Those of a module's lifetime, None if nothing is known of them."""
         select = "SELECT function_table FROM module WHERE lifetime = ?"
         rows = query(self._database, self._path, select, lifetime.row)
         return self._table(rows[0][0]) if rows else None
 
-    def _table(self, number: int) -> FunctionTable:
+    def _table(self, number: int) -> PackedFunctions:
         table = self._tables.get(number)
         if table is None:
             select = "SELECT data FROM function_table WHERE id = ?"
             rows = query(self._database, self._path, select, number)
-            table = self._tables[number] = FunctionTable(rows[0][0] if rows else b"")
+            table = self._tables[number] = PackedFunctions(rows[0][0] if rows else b"")
         return table

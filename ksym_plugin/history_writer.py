@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from ksym_plugin.clocks import Instant
-    from ksym_plugin.function_table import FunctionTable
+    from ksym_plugin.packed_functions import PackedFunctions
     from ksym_plugin.program_details import ProgramDetails
     from ksym_plugin.symbols import Lifetime, Loss
 
@@ -201,7 +201,7 @@ class HistoryWriter:
         changed: list[tuple[object, ...]] = []
         spans: list[tuple[int, int]] = []
         further: list[tuple[int, int]] = []
-        modules: list[tuple[int, FunctionTable]] = []
+        modules: list[tuple[int, PackedFunctions]] = []
         last_row = self._last_row
         for lifetime in self._dirty.values():
             if lifetime.row:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Protocol
 
-    from ksym_plugin.elf_lines import ImageLines
     from ksym_plugin.line_table import Line
     from ksym_plugin.symbols import Lifetime, Reason
 
@@ -24,6 +23,36 @@ if TYPE_CHECKING:
         def line(self, lifetime: Lifetime, offset: int, /) -> Line | None: ...
         def traced(self, lifetime: Lifetime, /) -> str | None: ...
 
+    class KernelLines(Protocol):
+        """The source lines of the kernel image, by addresses in memory."""
+
+        def line(self, address: int, /) -> Line | None: ...
+
+
+class Place:
+    """What is known of a frame beside its name; what is not is None.
+
+    ``lifetime`` is that of a symbol which comes and goes. ``file``, ``line`` and ``text``
+    are of the instruction, or of the call where the frame is a caller's. ``traced`` is the
+    function that a trampoline belongs to.
+    """
+
+    __slots__ = ("file", "lifetime", "line", "text", "traced")
+
+    def __init__(
+        self,
+        lifetime: Lifetime | None = None,
+        file: str | None = None,
+        line: int | None = None,
+        text: str | None = None,
+        traced: str | None = None,
+    ) -> None:
+        self.lifetime = lifetime
+        self.file = file
+        self.line = line
+        self.text = text
+        self.traced = traced
+
 
 class Locator:
     """Adds lines to the frames that a Resolver has made.
@@ -31,7 +60,7 @@ class Locator:
     ``image`` knows the lines of the kernel image, or is None.
     """
 
-    def __init__(self, lines: Lines, image: ImageLines | None = None) -> None:
+    def __init__(self, lines: Lines, image: KernelLines | None = None) -> None:
         self._lines = lines
         self._image = image
 

@@ -9,9 +9,8 @@ that can have been there at a time. A symbol is entered once, whatever its size.
 An address can be covered from joints at different levels, some ten for symbols of up to
 64 KB. Addresses are cut into cells of 64 bytes, the kernel's own grain for BPF text
 (BPF_PROG_CHUNK_SIZE in kernel/bpf/core.c), and each cell lists the tracks that reach it:
-two or three as a rule.
-
-A module's code is large and not met that often: its tracks are listed by page.
+two or three as a rule. What is wider than 64 KB, as modules are, has tracks of its own,
+listed by page: a module of 4 MB would have 65,536 cells.
 
 A symbol whose end is only an upper bound is indexed by its start alone, and by page for
 the question which of them might reach an address.
@@ -21,12 +20,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 
-from ksym_plugin.symbols import MODULE
 from ksym_plugin.tracks import Track, index_of, position
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Final
 
     from ksym_plugin.symbols import Lifetime
@@ -34,37 +32,28 @@ if TYPE_CHECKING:
 CELL_SHIFT: Final = 6
 PAGE_SHIFT: Final = 12
 _PAGE_CELLS: Final = 1 << (PAGE_SHIFT - CELL_SHIFT)
+#: Longer symbols than this are wide.
+WIDE: Final = 1 << 16
 
 
 class Places:
-    """All lifetimes by start, by joint and by cell; modules and the open-ended ones by page."""
+    """All lifetimes by start, by joint and by cell; the open-ended ones by page."""
 
-    __slots__ = (
-        "_joints",
-        "_module_joints",
-        "_starts_in",
-        "cells",
-        "crossed",
-        "module_pages",
-        "open_pages",
-        "starts",
-    )
+    __slots__ = ("_joints", "_starts_in", "_wide_joints", "cells", "open_pages", "starts", "wide")
 
     def __init__(self) -> None:
         #: Start address to all that ever started there, in load order.
         self.starts: dict[int, list[Lifetime]] = {}
         #: Cell number to the tracks of the joints whose symbols reach into it.
         self.cells: dict[int, list[Track]] = {}
-        #: Page number to the tracks of the joints whose modules reach into it.
-        self.module_pages: dict[int, list[Track]] = {}
+        #: Page number to the tracks of wide symbols.
+        self.wide: dict[int, list[Track]] = {}
         #: Page number to the starts of open-ended symbols that may reach into it.
         self.open_pages: dict[int, list[int]] = {}
-        #: The pages of both: cells alone do not tell who was there.
-        self.crossed: set[int] = set()
         #: Of those pages, all starts in them, ascending.
         self._starts_in: dict[int, list[int]] = {}
         self._joints: dict[int, Track] = {}
-        self._module_joints: dict[int, Track] = {}
+        self._wide_joints: dict[int, Track] = {}
 
     def insert(self, lifetime: Lifetime) -> None:
         symbol = lifetime.symbol
@@ -81,18 +70,15 @@ class Places:
         if lifetime.open_ended:
             self._open(start, end)
             return
-        joint = joint_of(start, end)
-        if symbol.kind == MODULE:
-            shift, joints, index = PAGE_SHIFT, self._module_joints, self.module_pages
-            self.crossed.update(range(start >> shift, ((end - 1) >> shift) + 1))
-        else:
-            shift, joints, index = CELL_SHIFT, self._joints, self.cells
+        joint, joints, cells, shift = joint_of(start, end), self._joints, self.cells, CELL_SHIFT
+        if end - start > WIDE:
+            joints, cells, shift = self._wide_joints, self.wide, PAGE_SHIFT
         track = joints.get(joint)
         first, last = start >> shift, (end - 1) >> shift
         if track is None:
             track = joints[joint] = Track(first, first - 1)
         if first < track.first or last > track.last:
-            _list(index, track, first, last)
+            _list(cells, track, first, last)
         track.append(lifetime)
 
     def remove(self, lifetime: Lifetime) -> None:
@@ -101,14 +87,14 @@ class Places:
         place = self.starts[symbol.start]
         del place[index_of(place, lifetime)]
         if not lifetime.open_ended:
-            joints = self._module_joints if symbol.kind == MODULE else self._joints
+            joints = self._wide_joints if symbol.end - symbol.start > WIDE else self._joints
             joints[joint_of(symbol.start, symbol.end)].remove(lifetime)
 
-    def tracks(self, address: int) -> list[Track]:
-        """The tracks that reach an address's cell, or its page."""
-        tracks = self.cells.get(address >> CELL_SHIFT, [])
-        modules = self.module_pages.get(address >> PAGE_SHIFT)
-        return tracks if modules is None else tracks + modules
+    def tracks_at(self, address: int) -> Sequence[Track]:
+        """Of all lifetimes over an address the tracks, and maybe of some nearby."""
+        tracks = self.cells.get(address >> CELL_SHIFT, ())
+        wide = self.wide and self.wide.get(address >> PAGE_SHIFT)
+        return (*tracks, *wide) if wide else tracks
 
     def starting_between(self, low: int, high: int) -> Iterator[list[Lifetime]]:
         """What started from ``high`` down to ``low``, both inclusive, on pages that are open."""
@@ -123,7 +109,6 @@ class Places:
             starts = self.open_pages.get(page)
             if starts is None:
                 starts = self.open_pages[page] = []
-                self.crossed.add(page)
                 self._starts_in[page] = self._started_in(page, start)
             if start not in starts:
                 starts.append(start)
@@ -136,22 +121,22 @@ class Places:
     def _started_in(self, page: int, opener: int) -> list[int]:
         """All starts in a page that the open-ended symbol from ``opener`` is the first to reach."""
         first = page * _PAGE_CELLS
-        cells = [self.cells.get(cell, ()) for cell in range(first, first + _PAGE_CELLS)]
+        listed = [self.cells.get(cell, ()) for cell in range(first, first + _PAGE_CELLS)]
         found = {
             lifetime.symbol.start
-            for tracks in (*cells, self.module_pages.get(page, ()))
+            for tracks in (*listed, self.wide.get(page, ()))
             for track in tracks
             for lifetime in track.lifetimes
         }
         return sorted(start for start in {opener, *found} if start >> PAGE_SHIFT == page)
 
 
-def _list(index: dict[int, list[Track]], track: Track, first: int, last: int) -> None:
-    """List a track in all cells, or pages, from ``first`` to ``last``."""
+def _list(cells: dict[int, list[Track]], track: Track, first: int, last: int) -> None:
+    """List a track in all cells from ``first`` to ``last``."""
     for cell in (*range(first, track.first), *range(track.last + 1, last + 1)):
-        tracks = index.get(cell)
+        tracks = cells.get(cell)
         if tracks is None:
-            index[cell] = [track]
+            cells[cell] = [track]
         else:
             tracks.append(track)
     track.first = min(first, track.first)

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from ksym_plugin.function_table import FunctionTable
+    from ksym_plugin.packed_functions import PackedFunctions
 
 KERNEL: Final = "kernel"
 MODULE: Final = "module"
@@ -103,7 +103,7 @@ class Load:
         open_ended: bool = False,
         pid: int | None = None,
         comm: str | None = None,
-        functions: FunctionTable | None = None,
+        functions: PackedFunctions | None = None,
     ) -> None:
         self.symbol = symbol
         self.functions = functions

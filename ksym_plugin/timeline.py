@@ -22,13 +22,20 @@ from bisect import bisect_right
 
 from ksym_plugin.ledger import Ledger
 from ksym_plugin.places import CELL_SHIFT, PAGE_SHIFT, Places
+from ksym_plugin.precedence import (
+    are_tied,
+    coexisted,
+    grace,
+    is_over,
+    loaded_after,
+    outranks,
+)
 from ksym_plugin.symbols import (
     AMBIGUOUS,
     EXACT,
     GAP,
     GRACE,
     LOST,
-    MODULE,
     NOT_LOADED,
     UNKNOWN_ADDRESS,
     Lifetime,
@@ -41,6 +48,7 @@ from ksym_plugin.tracks import loaded_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Final, Union
 
     from ksym_plugin.tracks import Track
@@ -48,9 +56,6 @@ if TYPE_CHECKING:
     #: A lifetime and how certain it is, or None and why there is none.
     Answer = Union[tuple[Lifetime, str], tuple[None, Reason]]
 
-#: How long after its unload a program is still taken to run: 1.37 s is the longest that
-#: was measured. Later its place may be anybody's: classic BPF is JITed unannounced.
-_GRACE_SPAN: Final = 2_000_000_000
 #: Of what may have been loaded already, so many are looked at in a track.
 _MOST_RIVALS: Final = 16
 #: For who lets it grow on: the age in ns at which what has ended is expired, and of how
@@ -79,9 +84,9 @@ class Timeline:
         self._ledger = Ledger(self._places)
         # Look-ups are the hot path: one attribute less to walk.
         self._cells = self._places.cells
+        self._wide = self._places.wide
         self._starts = self._places.starts
         self._open_pages = self._places.open_pages
-        self._crossed = self._places.crossed
 
     @property
     def count(self) -> int:
@@ -91,7 +96,7 @@ class Timeline:
     @property
     def extent(self) -> int:
         """Grows when new ground is held: an address that was unknown must be asked again."""
-        return self._ground + len(self._cells) + len(self._crossed)
+        return self._ground + len(self._cells) + len(self._wide) + len(self._open_pages)
 
     def apply(self, change: Load | Unload | Loss) -> Lifetime | None:
         """Take in one change; the lifetime it began, ended or narrowed, if any.
@@ -123,7 +128,9 @@ class Timeline:
         """
         best: Lifetime | None = None
         loaded = -1
-        tracks = self._cells.get(address >> CELL_SHIFT, ())
+        tracks: Sequence[Track] = self._cells.get(address >> CELL_SHIFT, ())
+        if self._wide:
+            tracks = self._places.tracks_at(address)
         for track in tracks:
             if track.blur:
                 return self._weigh(address, time)
@@ -136,7 +143,7 @@ class Timeline:
                     if times[at - 1] == loaded:
                         return self._weigh(address, time)
                     best, loaded = lifetime, times[at - 1]
-        if self._crossed and (address >> PAGE_SHIFT) in self._crossed:
+        if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
             return self._weigh(address, time)
         if best is None:
             return self._miss(bool(tracks), time)
@@ -161,7 +168,7 @@ class Timeline:
             lifetime = self._ledger.live[start]
             above = [other for other in above if other.symbol.end > start]
             # What was loaded later over this one's start has ended it, reported or not.
-            if any(_loaded_after(other, lifetime) for other in above):
+            if any(loaded_after(other, lifetime) for other in above):
                 continue
             standing.append(lifetime)
             if not lifetime.open_ended:
@@ -204,15 +211,15 @@ class Timeline:
         """``at`` where windows, ties or symbols without a known end have to be weighed."""
         best: Lifetime | None = None
         rivals: list[Lifetime] = []
-        tracks = self._places.tracks(address)
+        tracks = self._places.tracks_at(address)
         for track in tracks:
             times = track.times
             at = bisect_right(times, time)
             if at < len(times) and times[at] - track.blur <= time:
                 rivals += _possible(track.lifetimes[at : at + _MOST_RIVALS], address, time)
             for lifetime in _last_covering(track, at, address):
-                if best is None or not _are_tied(lifetime, best):
-                    best = lifetime if best is None or _loaded_after(lifetime, best) else best
+                if best is None or not are_tied(lifetime, best):
+                    best = lifetime if best is None or loaded_after(lifetime, best) else best
                 else:
                     rivals.append(lifetime)
         if best is not None and self._has_left(best, time):
@@ -228,7 +235,7 @@ class Timeline:
         unloaded = lifetime.unloaded_latest
         if unloaded is None or time <= unloaded:
             return lifetime, GAP if self._gap_ends and self.lost_between(time, time) else EXACT
-        if time - unloaded > _grace(lifetime):
+        if time - unloaded > grace(lifetime):
             return self._miss(True, time)
         # What came and went in a gap since the unload could have taken the place.
         since = lifetime.unloaded_earliest
@@ -250,7 +257,7 @@ class Timeline:
         candidates = [
             one
             for one in (rivals if best is None else [best, *rivals])
-            if one.unloaded_latest is None or time - one.unloaded_latest <= _grace(one)
+            if one.unloaded_latest is None or time - one.unloaded_latest <= grace(one)
         ]
         names = {(lifetime.symbol.start, lifetime.symbol.name) for lifetime in candidates}
         if len(names) > 1:
@@ -279,7 +286,7 @@ class Timeline:
             ]
         reaching = [image for image in reaching if not self._has_left(image, time)]
         for image in sorted(reaching, key=lambda life: life.symbol.start, reverse=True):
-            verdict = best is None or _outranks(image, best, time)
+            verdict = best is None or outranks(image, best, time)
             if verdict is None:
                 return None, AMBIGUOUS
             best = image if verdict else best
@@ -298,11 +305,11 @@ class Timeline:
         place = self._starts[start]
         if place[-1] is not lifetime and place[loaded_by(place, time) - 1] is not lifetime:
             return True
-        for track in self._places.tracks(start):
+        for track in self._places.tracks_at(start):
             if track.times[-1] < loaded or track.lifetimes[-1] is lifetime:
                 continue
             at = bisect_right(track.times, time)
-            if at and _is_over(track.lifetimes[at - 1], lifetime):
+            if at and is_over(track.lifetimes[at - 1], lifetime):
                 return True
         return False
 
@@ -312,7 +319,7 @@ class Timeline:
             return False
         for place in self._places.starting_between(image.symbol.start + 1, address):
             at = loaded_by(place, time)
-            if at and _coexisted(place[at - 1], image):
+            if at and coexisted(place[at - 1], image):
                 return False
         return True
 
@@ -337,56 +344,7 @@ def _possible(following: list[Lifetime], address: int, time: int) -> list[Lifeti
     ]
 
 
-def _grace(lifetime: Lifetime) -> int:
-    """For how long a lifetime may still be running after its unload, in ns."""
-    return 0 if lifetime.symbol.kind == MODULE else _GRACE_SPAN
-
-
 def _last_seen(lifetime: Lifetime) -> float:
     """When a lifetime ended, for comparisons."""
     until = lifetime.unloaded_latest
     return float("inf") if until is None else until
-
-
-def _loaded_after(one: Lifetime, other: Lifetime) -> bool:
-    """Whether ``one`` took the place; of one load's symbols the nearer start wins."""
-    if one.loaded_latest != other.loaded_latest:
-        return one.loaded_latest > other.loaded_latest
-    if one.prog_id != other.prog_id and one.prog_id is not None and other.prog_id is not None:
-        return one.prog_id > other.prog_id
-    until, till = one.unloaded_latest, other.unloaded_latest
-    if until != till:
-        # Reported at once, but they cannot have shared a byte: one left before the other.
-        return until is None or (till is not None and until > till)
-    return one.symbol.start > other.symbol.start
-
-
-def _is_over(other: Lifetime, lifetime: Lifetime) -> bool:
-    """Whether ``other`` began below ``lifetime`` and was loaded over the start of it."""
-    start = lifetime.symbol.start
-    return other.symbol.start < start < other.symbol.end and _loaded_after(other, lifetime)
-
-
-def _are_tied(one: Lifetime, other: Lifetime) -> bool:
-    """Whether both came and went between two reads: which was the last nobody knows."""
-    if one.loaded_latest != other.loaded_latest or one.unloaded_latest is None:
-        return False
-    if one.prog_id is not None and other.prog_id is not None:
-        return False
-    return one.unloaded_latest == other.unloaded_latest
-
-
-def _outranks(image: Lifetime, holder: Lifetime, time: int) -> bool | None:
-    """Whether an image has an address that ``holder`` covers too; None if none can tell."""
-    if holder.symbol.start <= image.symbol.start:
-        return _loaded_after(image, holder)
-    unloaded = holder.unloaded_latest
-    if unloaded is None or _coexisted(holder, image):
-        return False
-    return None if time - unloaded < _grace(holder) else True
-
-
-def _coexisted(one: Lifetime, image: Lifetime) -> bool:
-    """Whether ``one`` was surely there at some time since ``image`` was loaded."""
-    since = one.unloaded_earliest
-    return since is None or since > image.loaded_latest

@@ -19,7 +19,8 @@ import sys
 import tempfile
 
 from ksym_plugin import kernel_id
-from ksym_plugin.perf.handler import Handler, Options
+from ksym_plugin.perf.handler import Handler
+from ksym_plugin.perf.options import Options
 from tests.oracle import probe, truth
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

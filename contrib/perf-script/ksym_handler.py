@@ -3,8 +3,10 @@
 """Name every kernel frame of a perf.data as it was when it was sampled.
 
     perf script -s ksym_handler.py -- [-H HISTORY] [--clock CLOCK] [--format FORMAT]
+                                      [--lines] [--vmlinux FILE]
 
-Formats are text, folded, svg, speedscope, and report.
+Formats are text, folded, svg, speedscope, and report. --lines tells source lines, of the
+kernel too if its file is named.
 
 ``ksym record`` writes the history. This file only finds the ksym_plugin package and
 hands perf's events to it: see ksym_plugin/perf/handler.py. A perf that starts scripts as
@@ -35,10 +37,10 @@ def _load():
             sys.path.insert(0, os.path.abspath(folder))
             break
     try:
-        from ksym_plugin.perf import handler
+        from ksym_plugin.perf import starting
     except ImportError as error:
         sys.exit(f"ksym: {error}; run this through ksym script, or set PYTHONPATH")
-    return handler
+    return starting
 
 
 _handler = _load().start(sys.argv[1:])

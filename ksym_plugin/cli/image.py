@@ -52,11 +52,13 @@ def opened(
                 f"name its vmlinux with --vmlinux, or servers in ${debuginfod.VARIABLE}",
             )
         path = debuginfod.find(build_id or "")
-    image = Image(ElfFile(path), text_start, build_id, statics)
+    image = Image(ElfFile.kept(path), text_start, build_id, statics)
     if build_id is None or image.file.build_id is None:
         say(f"without a build id there is no telling whether {path} is of this very kernel")
     if not with_lines:
         return image, None
     found = ImageLines(image)
     stack.callback(found.close)
+    if not found.exist:
+        say(f"{path} has no debug information (DWARF), so no line of the kernel is known")
     return image, found

@@ -5,15 +5,12 @@ from __future__ import annotations
 from ksym_plugin.cli.output import say
 from ksym_plugin.errors import KallsymsError, SourceError
 from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.line_table import unpack
-from ksym_plugin.sources import bpf_details, snapshot
-from ksym_plugin.sources.traced import Targets
-from ksym_plugin.symbols import OUTSIDE_HISTORY, Lifetime, trampoline_key
+from ksym_plugin.sources import snapshot
+from ksym_plugin.symbols import OUTSIDE_HISTORY, Lifetime
 from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.line_table import Line, LineTable
     from ksym_plugin.timeline import Answer
 
 _HIDDEN = KallsymsError(
@@ -21,35 +18,6 @@ _HIDDEN = KallsymsError(
     "run as root or with CAP_SYSLOG, and set kernel.kptr_restrict below 2 "
     "(sysctl kernel.kptr_restrict=1)",
 )
-
-
-class Lines:
-    """The source lines of the programs that are loaded now, and what is traced now."""
-
-    def __init__(self) -> None:
-        self._reader = bpf_details.Reader()
-        self._targets = Targets()
-        self._known: dict[int, tuple[list[int], LineTable]] = {}
-
-    def traced(self, lifetime: Lifetime, /) -> str | None:
-        key = trampoline_key(lifetime.symbol.name)
-        return None if key is None else self._targets.name(key) or None
-
-    def line(self, lifetime: Lifetime, offset: int, /) -> Line | None:
-        if lifetime.prog_id is None:
-            return None
-        starts, table = self._known.get(lifetime.prog_id) or self._read(lifetime.prog_id)
-        start = lifetime.symbol.start
-        return table.find(starts.index(start), offset) if start in starts else None
-
-    def _read(self, prog_id: int) -> tuple[list[int], LineTable]:
-        try:
-            details = self._reader.read(prog_id)
-        except OSError:
-            return [], unpack(b"")
-        starts = [start for start, _, _ in details.functions]
-        self._known[prog_id] = known = (starts, unpack(details.lines))
-        return known
 
 
 class Unrecorded:

@@ -32,6 +32,8 @@ _HEAD: Final = _ROW.format(
     "RAN IN",
     "NAME",
 )
+#: How many source lines of a program are shown.
+_MOST_LINES: Final = 5
 #: perf hands names to PyUnicode_FromString and does not look whether that worked.
 _CRASHED: Final = (
     "perf crashed, as it does with any Python script where a task's name is not UTF-8;"
@@ -65,14 +67,19 @@ _SORTS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
     help="What to order the programs by.",
 )
 @click.option("--filter", "pattern", default="", metavar="PATTERN", help="Of which names.")
+@click.option(
+    "--lines", "with_lines", is_flag=True, help="The hottest source lines below each program."
+)
 @options.as_json
 @click.argument("perf_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- PERF OPTIONS]")
 def command(
+    *,
     data: str | None,
     history: str | None,
     clock: str | None,
     event: str | None,
     sort: str,
+    with_lines: bool,
     as_json: bool,
     pattern: str,
     perf_options: tuple[str, ...],
@@ -82,8 +89,10 @@ def command(
     OWN are the samples that ended in the program, TOTAL those that also went through it.
     Shares are of all samples, or of those that ended in the kernel, and come with the error
     of sampling: the true share is within it in 95 of 100 profiles. PATTERN is a part of the
-    name, or a whole one with * and ?. PERF OPTIONS go to perf script. In JSON, times are
-    nanoseconds of CLOCK_MONOTONIC.
+    name, or a whole one with * and ?. PERF OPTIONS go to perf script. Source lines are those
+    of programs that were compiled with -g; a sample counts for the line at which it was in the
+    program, or at which the program had called. In JSON, which always has them, times
+    are nanoseconds of CLOCK_MONOTONIC.
     """
     documents, status = account(data, history, clock, perf_options)
     found = _chosen(documents, event)
@@ -94,7 +103,7 @@ def command(
     else:
         write_lines(_summary(found))
         if rows:
-            write_lines(("", _HEAD, *map(_line, rows)))
+            write_lines(("", _HEAD, *(line for row in rows for line in _lines(row, with_lines))))
         else:
             say(_why_none(found, pattern))
     if status:
@@ -158,6 +167,21 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / (whole or 1):.1f} %"
 
 
+def _lines(row: dict[str, Any], with_sources: bool) -> Iterator[str]:
+    """A program's row and, in the same columns, its source lines."""
+    yield _line(row)
+    if not with_sources:
+        return
+    for source in row["lines"][:_MOST_LINES]:
+        counts = (f"{source['own']:,}", f"{source['samples']:,}")
+        text = " ".join((source["text"] or "").split())
+        place = f"  {source['file'].rpartition('/')[2]}:{source['line']}  {text}"
+        yield _ROW.format("", counts[0], "", "", counts[1], "", "", "", "", place).rstrip()
+    more = len(row["lines"]) - _MOST_LINES
+    if more > 0:
+        yield _ROW.format(*[""] * 9, f"  and {more} more lines")
+
+
 def _line(row: dict[str, Any]) -> str:
     own, total = row["own"], row["total"]
     return _ROW.format(
@@ -170,7 +194,7 @@ def _line(row: dict[str, Any]) -> str:
         "-" if row["lived"] is None else lived(*row["lived"]),
         loader(row["pid"], row["comm"]),
         _tasks(row["tasks"], total["samples"]),
-        row["name"],
+        row["name"] + ("" if row["traces"] is None else f" (traces {row['traces']})"),
     )
 
 

@@ -15,6 +15,7 @@ from ksym_plugin.errors import KsymError
 from ksym_plugin.histories import describe
 from ksym_plugin.locating import Locator
 from ksym_plugin.resolver import Resolver
+from ksym_plugin.sources.live_lines import LiveLines
 from ksym_plugin.symbols import EXACT, Frame
 
 TYPE_CHECKING = False
@@ -65,7 +66,7 @@ def command(
     """
     with lookup.past(history) as known, contextlib.ExitStack() as stack:
         past: Past | live.Unrecorded | Timeline | None
-        programs: Programs | live.Lines = live.Lines()
+        programs: Programs | LiveLines = LiveLines()
         if known is not None:
             time_ns, statics = _recorded(known, at, clock, vmlinux is not None)
             past, programs = known, known.programs

@@ -11,17 +11,18 @@ import click
 
 import ksym_plugin
 from ksym_plugin import histories
-from ksym_plugin.cli import options
+from ksym_plugin.cli import options, vmlinux
 from ksym_plugin.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Final
 
 #: Tells the handler, which perf's own interpreter runs, where this package is.
 PACKAGE: Final = "KSYM_PACKAGE"
-_OURS: Final = ("-i", "-H", "--input", "--history", "--format", "--clock")
-_FLAGS: Final = ("-h", "--help")
+_OURS: Final = ("-i", "-H", "--input", "--history", "--format", "--clock", "--vmlinux")
+_FLAGS: Final = ("-h", "--help", "--lines")
 _ASK_SECONDS: Final = 20
 
 
@@ -67,12 +68,27 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     show_default=True,
     help="perf script's text, one line a stack, a flame graph, or a file for speedscope.",
 )
+@click.option(
+    "--lines",
+    "with_lines",
+    is_flag=True,
+    help="Source lines in text and folded stacks too: of BPF, and of the kernel if its file is"
+    " there.",
+)
+@click.option(
+    "--vmlinux",
+    "image",
+    metavar="FILE",
+    help="The kernel's vmlinux or .debug file: for names, and with --lines for its lines.",
+)
 @options.samples_clock
 @click.argument("perf_options", nargs=-1, type=click.UNPROCESSED, metavar="[PERF OPTIONS]...")
 def command(
     data: str | None,
     history: str | None,
     form: str,
+    with_lines: bool,
+    image: str | None,
     clock: str | None,
     perf_options: tuple[str, ...],
 ) -> None:
@@ -80,8 +96,16 @@ def command(
 
     Runs perf script on its own handler; further options go to perf script, and its exit
     status is passed on. The history may also lie beside the perf.data.
+
+    svg and speedscope have the source lines of BPF programs that were compiled with -g;
+    --lines prints them below the frames of the text. Without --vmlinux, the kernel's file
+    is looked for on the servers in $DEBUGINFOD_URLS.
     """
-    call, environment = handled(data, history, form, clock, perf_options)
+    file = vmlinux.chosen(image, with_lines, data)
+    more = [*(("--lines",) if with_lines else ()), *(("--vmlinux", file) if file else ())]
+    call, environment = handled(data, history, form, clock, perf_options, more)
+    if file is not None:
+        environment.update(vmlinux.environment())
     sys.stdout.flush()
     # Python ignores it, and what is ignored stays so across exec.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -94,8 +118,9 @@ def handled(
     form: str,
     clock: str | None,
     perf_options: tuple[str, ...],
+    more: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, str]]:
-    """The call of perf script on its own handler, and its environment.
+    """The call of perf script on its own handler, with ``more`` options, and its environment.
 
     KsymError if perf cannot run it.
     """
@@ -107,6 +132,7 @@ def handled(
         call += ["--history", found]
     if clock is not None:
         call += ["--clock", clock]
+    call += more
     require_python()
     return call, {**os.environ, PACKAGE: package}
 

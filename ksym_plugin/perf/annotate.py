@@ -41,9 +41,10 @@ class Weights(dict[bytes, int]):
         weight: int | None = 0
         if not _USER.fullmatch(line):
             frame = text.parse(line, False)
-            if not isinstance(frame, text.FrameLine):
+            if isinstance(frame, text.FrameLine):
+                weight = self._renamer.weight(frame)
+            elif frame is not None or not text.is_source(line):
                 return SLOW
-            weight = self._renamer.weight(frame)
         if weight is None:
             return SLOW
         if len(line) <= _KEPT:
@@ -145,8 +146,8 @@ class Annotator:
         return self._renamer.replace(line, frame)
 
     def _other(self, line: bytes) -> bytes:
-        """A comment, a side-band record, or junk."""
-        if not line.startswith(b"#") and not text.is_record(line):
+        """A comment, a side-band record, a frame's source line, or junk."""
+        if not (line.startswith(b"#") or text.is_record(line) or text.is_source(line)):
             self._tally.unparsed += 1
         if self._is_start:  # Whatever follows, the sample before has ended.
             self._renamer.begin(None)

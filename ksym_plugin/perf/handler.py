@@ -7,22 +7,18 @@ sample is counted, and the sample is passed on as perf had it.
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
-import sys
-
-from ksym_plugin.clocks import CLOCKS, clock_of_attr
+from ksym_plugin.clocks import clock_of_attr
 from ksym_plugin.errors import KsymError
 from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.perf import data, known
-from ksym_plugin.perf.naming import Repeated, Tally, clean, decide, is_core, spelled
-from ksym_plugin.perf.output import FoldedOutput, TextOutput, say
+from ksym_plugin.perf import data, known, outputs
+from ksym_plugin.perf.kept import CoreFrames, PassingFrames
+from ksym_plugin.perf.naming import Tally, clean, decide, is_core, spelled
+from ksym_plugin.perf.output import give_up_output, say
+from ksym_plugin.perf.placing import Placer
+from ksym_plugin.perf.stamps import Stamps
 from ksym_plugin.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.symbols import (
     BPF_MODULE,
-    EXACT,
-    MODULE,
     UNKNOWN_ADDRESS,
     Frame,
     Reason,
@@ -32,56 +28,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final
 
-    from ksym_plugin.perf.output import Output
+    from ksym_plugin.elf import Image
+    from ksym_plugin.locating import Place
+    from ksym_plugin.perf.options import Options
     from ksym_plugin.perf.renaming import Renamer
+    from ksym_plugin.perf.vmlinux import KernelLines
 
 _KERNEL_HALF: Final = 1 << 63
 _GUEST: Final = "[guest."
-#: A time that nothing covers.
-_OUTSIDE: Final = -1
-#: perf's time of a sample that has none is 0 or all ones, by its version.
-_NO_TIME: Final = 1 << 63
-FORMATS: Final = ("text", "folded", "svg", "speedscope", "report")
-#: Built into perf's own interpreter and no other.
-_PERF_MODULE: Final = "perf_trace_context"
-
-
-class Options:
-    """What stands after the script's name: ``-H FILE``, ``--clock``, ``--format``.
-
-    ``input`` is the perf.data that a script reads itself, where it is a program of its own.
-    """
-
-    __slots__ = ("clock", "format", "history", "input")
-
-    def __init__(
-        self, history: str | None, clock: str | None, format: str, input: str | None = None
-    ) -> None:
-        self.history = history
-        self.clock = clock
-        self.format = format
-        self.input = input
-
-
-def parse_options(arguments: list[str], is_embedded: bool = True) -> Options:
-    """Exits as argparse does on what it does not know (status 2), before perf reads a sample."""
-    import argparse
-
-    parser = argparse.ArgumentParser(
-        prog="perf script -s ksym_handler.py --",
-        description="Print perf's samples with every kernel frame named as it was when sampled.",
-    )
-    parser.add_argument(
-        "-H", "--history", metavar="FILE", help="what ksym record wrote (default: see ksym script)"
-    )
-    parser.add_argument(
-        "--clock", choices=CLOCKS, help="the clock of the samples, if perf does not tell it"
-    )
-    parser.add_argument("--format", choices=FORMATS, default="text")
-    if not is_embedded:
-        parser.add_argument("-i", "--input", metavar="FILE", help="what perf recorded")
-    chosen = parser.parse_args(arguments)
-    return Options(chosen.history, chosen.clock, chosen.format, getattr(chosen, "input", None))
 
 
 class Handler:
@@ -90,32 +44,46 @@ class Handler:
     def __init__(self, options: Options, data_path: str | None) -> None:
         self.tally = Tally()
         self.recorded = data.read(data_path)
-        self._output = _output(options.format, data_path, self.recorded)
+        self._output = outputs.choose(options, data_path, self.recorded)
         self._user = self._output.user
         self._clock = options.clock
-        self._clocks_by_event: dict[str, str | None] = {}
-        self._has_said_clock = False
         #: Whether some of the output could not be written.
         self.is_cut_short = False
-        #: Addresses of the core image as they are spelled: BPF never held them.
-        self._core: dict[int, str] = {}
-        #: Those met in the sample at hand; and those that stand for several frames.
-        self._met: dict[int, str] = {}
-        self._inlined: set[int] = set()
-        #: By address, frames of BPF and of modules that may come again.
-        self._repeated: dict[int, Repeated] = {}
         self._known = known.find(options.history, data_path, self.recorded)
         self._past, self._clock_map = self._known.past, self._known.clock_map
         self._has_modules = self._past is not None and self._past.has_modules
-        self._resolver = Resolver(self._past)
-        self._has_statics = False
+        self._monotonic = Stamps(options.clock, self._clock_map).monotonic
+        self._image: Image | None = None
+        self._kernel_lines: KernelLines | None = None
+        try:
+            if options.vmlinux is not None:
+                self._open_image(options.vmlinux, options.lines)
+        except BaseException:
+            self.close()
+            raise
+        self._resolver = Resolver(self._past, self._image)
+        #: The running system's own table, or the file that stands in for it, was asked for.
+        self._has_statics = self._image is not None
+        wants_lines = options.wants_lines
+        self._placer = Placer(self._known.lines, self._kernel_lines) if wants_lines else None
+        self._core = CoreFrames(self._kernel_lines is not None)
+        self._callers = PassingFrames(self._past, self.tally)
+        #: Where lines matter a leaf is not spelled as a caller at the same address is.
+        self._leaves = PassingFrames(self._past, self.tally) if wants_lines else self._callers
+
+    def _open_image(self, path: str, with_lines: bool) -> None:
+        from ksym_plugin.perf import vmlinux
+
+        self._image = vmlinux.opened(path, self.recorded, self._known)
+        if self._image is not None and with_lines:
+            self._kernel_lines = vmlinux.KernelLines(self._image)
 
     def process_event(self, event: dict[str, Any]) -> None:
         """A sample, as perf hands it over."""
         try:
             pieces = self._pieces(event)
         except Exception as error:  # noqa: BLE001 - nothing a sample holds may abort perf
-            self._met.clear()
+            self._core.forget()
             self.tally.failed("passed on as perf had them", error)
             pieces = self._as_perf_had_it(event)
         try:
@@ -130,15 +98,17 @@ class Handler:
             self._output.close()
         except OSError as error:
             self._give_up_output(error)
-        for repeated in self._repeated.values():
-            repeated.settle(self.tally)
+        self._callers.settle()
+        self._leaves.settle()
         for line in self.tally.lines():
             say(line)
         self.close()
 
     def close(self) -> None:
-        """Let go of the history."""
+        """Let go of the history and the kernel's file."""
         self._known.close()
+        if self._kernel_lines is not None:
+            self._kernel_lines.close()
 
     def _give_up_output(self, error: OSError) -> None:
         self.is_cut_short = True
@@ -174,7 +144,7 @@ class Handler:
         # From PERF_RECORD_MISC_GUEST_KERNEL on: what a virtual machine was at.
         if event["sample"].get("cpumode", 0) > 3:
             return self._as_perf_had_it(event)
-        core = self._core
+        core, callers = self._core.leaves, self._core.callers
         user = self._user
         pieces: list[str] = []
         time_ns: int | None = None
@@ -192,45 +162,15 @@ class Handler:
             else:
                 if time_ns is None:
                     time_ns = self._monotonic(event)
-                piece = self._again(node, time_ns) or self._kernel(node, time_ns)
+                kept = self._callers if pieces else self._leaves
+                piece = kept.again(node, time_ns) or self._kernel(node, time_ns, not pieces)
             pieces.append(piece)
+            core = callers
         self.tally.confirmed += confirmed
-        if self._met:
-            self._keep(bool(chain))
+        self._core.keep(bool(chain))
         return pieces
 
-    def _again(self, node: dict[str, Any], time_ns: int) -> str | None:
-        """A frame of BPF or a module that came before and cannot have changed since."""
-        repeated = self._repeated.get(node["ip"])
-        if repeated is None or not repeated.since <= time_ns <= repeated.until:
-            return None
-        symbol = node.get("sym")
-        if (symbol["name"] if symbol else "") != repeated.symbol:
-            return None
-        if (node.get("dso") or "") != repeated.dso:
-            return None
-        repeated.times += 1
-        return repeated.piece
-
-    def _remember(
-        self, node: dict[str, Any], answer: Frame | Reason, held: Frame | str, dso: str, piece: str
-    ) -> None:
-        """Keep a frame that the history is sure of, for as long as it is."""
-        if not isinstance(answer, Frame) or answer.lifetime is None or self._past is None:
-            return
-        if answer.certainty != EXACT or (held is not answer and answer.kind != MODULE):
-            return
-        address, symbol = node["ip"], node.get("sym")
-        since, until = self._past.steady(address)
-        if since < until:
-            before = self._repeated.get(address)
-            if before is not None:
-                before.settle(self.tally)
-            name = symbol["name"] if symbol else ""
-            frame = held if isinstance(held, Frame) else None
-            self._repeated[address] = Repeated(since, until, name, dso, frame, piece)
-
-    def _kernel(self, node: dict[str, Any], time_ns: int) -> str:
+    def _kernel(self, node: dict[str, Any], time_ns: int, is_leaf: bool) -> str:
         address, symbol, dso = node["ip"], node.get("sym"), node.get("dso") or ""
         if dso.startswith(_GUEST):  # looks like this kernel's, but is another's
             return self._by_perf(node)
@@ -243,28 +183,25 @@ class Handler:
         if held is None:
             return self._output.kernel(address, "", None, "" if name else clean(dso))
         if isinstance(held, Frame):
-            piece = self._output.kernel(
-                address, spelled(held), held.offset, _dso(held, dso), held.lifetime
-            )
-            self._remember(node, answer, held, dso, piece)
+            place = None if self._placer is None else self._placer.of(held, is_leaf)
+            piece = self._output.kernel(address, spelled(held), held.offset, _dso(held, dso), place)
+            (self._leaves if is_leaf else self._callers).remember(node, answer, held, piece)
             return piece
+        if is_core(dso) and _is_fixed(answer):
+            return self._in_core(address, held, node.get("sym_off"), clean(dso), is_leaf)
         piece = self._output.kernel(address, held, node.get("sym_off"), clean(dso))
-        self._remember(node, answer, held, dso, piece)
-        if is_core(dso) and _is_fixed(answer) and self._met.setdefault(address, piece) != piece:
-            self._inlined.add(address)
+        (self._leaves if is_leaf else self._callers).remember(node, answer, held, piece)
         return piece
 
-    def _keep(self, has_chain: bool) -> None:
-        """Keep how the frames of the core image in a sample are spelled.
-
-        Not where an address has several spellings: perf expands inlined functions to
-        frames with one address, all of them in a callchain and none without.
-        """
-        if has_chain:
-            for address, piece in self._met.items():
-                if address not in self._inlined:
-                    self._core[address] = piece
-        self._met.clear()
+    def _in_core(self, address: int, name: str, offset: int | None, dso: str, is_leaf: bool) -> str:
+        """A frame of the core image, which is kept."""
+        place: Place | None = None
+        # Of functions at one address the line is that of the innermost.
+        if self._placer is not None and not self._core.is_inlined_into(address, (name, offset)):
+            place = self._placer.of_core(address, offset, is_leaf)
+        piece = self._output.kernel(address, name, offset, dso, place)
+        self._core.meet(address, (name, offset), is_leaf, piece)
+        return piece
 
     def _as_perf_had_it(self, event: dict[str, Any]) -> list[str]:
         """The frames of a sample under perf's own names, as far as they can be read."""
@@ -293,50 +230,6 @@ class Handler:
         except KsymError as error:
             say(str(error))
 
-    # Time
-
-    def _monotonic(self, event: dict[str, Any]) -> int:
-        """When the sample was taken, in CLOCK_MONOTONIC; before everything if unknown."""
-        name = str(event.get("ev_name"))
-        clock = self._clocks_by_event.get(name, "")
-        if clock == "":
-            clock = self._clocks_by_event[name] = self._clock_of(event)
-        stamp = event["sample"].get("time") or 0
-        if not 0 < stamp < _NO_TIME or clock is None or self._clock_map is None:
-            return _OUTSIDE
-        return self._clock_map.to_monotonic(clock, stamp)
-
-    def _clock_of(self, event: dict[str, Any]) -> str | None:
-        """The clock of an event's samples, None (said once) if times on it mean nothing here."""
-        clock = self._clock or clock_of_attr(event.get("attr") or b"")
-        if self._clock_map is None:
-            return clock
-        if clock is not None and self._clock_map.knows(clock):
-            return clock
-        if not self._has_said_clock:
-            self._has_said_clock = True
-            say(
-                f"samples of {event.get('ev_name')} are on a clock that the history cannot place,"
-                " so BPF frames stay as perf has them; record with: perf record -k CLOCK_MONOTONIC"
-            )
-        return None
-
-
-def _output(form: str, data_path: str | None, recorded: data.Recorded) -> Output:
-    """What prints in the format asked for; the text's own columns need perf's header."""
-    if form == "text":
-        return TextOutput(sys.stdout, recorded.width)
-    if form == "folded":
-        return FoldedOutput(sys.stdout)
-    from ksym_plugin.perf import pictures, report
-
-    if form == "report":
-        return report.ReportOutput(sys.stdout)
-    name = os.path.basename(data_path or "") or "perf.data"
-    if form == "svg":
-        return pictures.SvgOutput(sys.stdout, name)
-    return pictures.SpeedscopeOutput(sys.stdout, name)
-
 
 def _leaf(event: dict[str, Any]) -> dict[str, Any]:
     """The only frame of a sample without a callchain, in the shape of a callchain's."""
@@ -361,41 +254,3 @@ def _dso(frame: Frame, dso: str) -> str:
     if frame.module is not None:
         return f"[{frame.module}]"
     return clean(dso) or "[kernel.kallsyms]"
-
-
-def give_up_output(error: OSError) -> None:
-    """The output cannot be written (a full disk, say): say so once, let perf finish."""
-    say(f"the output cannot be written ({error.strerror or error})")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    if nowhere != sys.stdout.fileno():  # It is that if stdout had been closed.
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-
-
-def start(arguments: list[str]) -> Handler:
-    """The handler for the perf this runs inside of; exits with a sentence if it cannot be.
-
-    Where there is no perf around it, it is a program: that runs, and exits at its end.
-    """
-    is_embedded = _PERF_MODULE in sys.builtin_module_names
-    options = parse_options(arguments, is_embedded)
-    prepare()
-    try:
-        if is_embedded:
-            return Handler(options, data.path_of_running_perf())
-        from ksym_plugin.perf import program
-
-        sys.exit(program.run(options))
-    except KsymError as error:
-        say(str(error))
-        sys.exit(1)
-
-
-def prepare() -> None:
-    """Make the interpreter one that does nothing but handle samples."""
-    # Every sample is a tree of dicts without cycles: looking for some costs a twentieth.
-    gc.disable()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # As perf itself: a closed pipe ends it.
-    if sys.stdout is None:  # closed by whoever started perf
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for good
-    sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]

@@ -12,8 +12,11 @@ from ksym_plugin.timeline import Timeline
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ksym_plugin.clocks import ClockMap
-    from ksym_plugin.history import Past
+    from ksym_plugin.history import Boot, Past
+    from ksym_plugin.line_table import Line
+    from ksym_plugin.locating import Lines
     from ksym_plugin.perf.data import Recorded
+    from ksym_plugin.symbols import Lifetime
     from ksym_plugin.timeline import Answer
 
 
@@ -25,6 +28,10 @@ class Known:
         self.is_this_boot = is_this_boot
         self.past: Past | Live | None = None
         self.clock_map: ClockMap | None = None
+        #: The source lines of BPF programs.
+        self.lines: Lines = _NoLines()
+        #: The boot in the history, if there is one.
+        self.boot: Boot | None = None
         self._history: History | None = None
 
     def adopt(self, history: History, recorded: Recorded) -> None:
@@ -44,6 +51,8 @@ class Known:
             boot = None
         self.past = histories.record_of(history, boot, "perf.data", say)
         self.clock_map = self.past.clock_map()
+        self.lines = self.past.programs
+        self.boot = boot
         self._history = history
 
     def ask_live(self) -> None:
@@ -53,6 +62,7 @@ class Known:
             return
         from ksym_plugin.clocks import ClockMap, PerfClock
         from ksym_plugin.sources import snapshot
+        from ksym_plugin.sources.live_lines import LiveLines
 
         try:
             loads = snapshot.take().loads
@@ -69,6 +79,7 @@ class Known:
         finally:
             clock.close()
         self.past = Live(timeline)
+        self.lines = LiveLines()
 
     def close(self) -> None:
         if self._history is not None:
@@ -89,6 +100,18 @@ def find(explicit: str | None, data_path: str | None, recorded: Recorded) -> Kno
         history.close()
         raise
     return known
+
+
+class _NoLines:
+    """Of nothing there are none."""
+
+    __slots__ = ()
+
+    def line(self, _lifetime: Lifetime, _offset: int, /) -> Line | None:
+        return None
+
+    def traced(self, _lifetime: Lifetime, /) -> str | None:
+        return None
 
 
 class Live:

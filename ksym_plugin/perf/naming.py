@@ -92,35 +92,6 @@ class Tally:
         self.errors[what] = self.errors.get(what, 0) + 1
 
 
-class Repeated:
-    """A frame that is as it was the last time, from ``since`` to ``until``.
-
-    So it is, if perf says the same of it: ``symbol`` and ``dso``. ``frame`` is None where
-    perf's name stood. ``times`` counts how often it came again; the tally is told at the end.
-    """
-
-    __slots__ = ("dso", "frame", "piece", "since", "symbol", "times", "until")
-
-    def __init__(
-        self, since: int, until: int, symbol: str, dso: str, frame: Frame | None, piece: str
-    ) -> None:
-        self.since = since
-        self.until = until
-        self.symbol = symbol
-        self.dso = dso
-        self.frame = frame
-        self.piece = piece
-        self.times = 0
-
-    def settle(self, tally: Tally) -> None:
-        """Count what came again."""
-        if self.frame is None:
-            tally.confirmed += self.times
-        else:
-            _count(self.frame, clean(self.symbol), tally, self.times)
-        self.times = 0
-
-
 def clean(name: str) -> str:
     """perf's name without what it appends: a NUL and ``[bpf]`` where kcore shadows its map."""
     return name.partition("\0")[0]
@@ -160,7 +131,7 @@ def decide(
             # where a program was that has gone.
             tally.confirmed += 1
             return name
-        _count(answer, name, tally)
+        count(answer, name, tally)
         return answer
     comes_and_goes = is_bpf_name(name, dso) or (has_modules and is_module(dso))
     known_otherwise = answer is BETWEEN or (answer in (NOT_LOADED, AMBIGUOUS) and comes_and_goes)
@@ -187,11 +158,12 @@ def _decide_module(answer: Frame, name: str, tally: Tally) -> Frame | str:
         if name in names:
             tally.confirmed += 1
             return name
-    _count(answer, name, tally)
+    count(answer, name, tally)
     return answer
 
 
-def _count(frame: Frame, name: str, tally: Tally, times: int = 1) -> None:
+def count(frame: Frame, name: str, tally: Tally, times: int = 1) -> None:
+    """Count a frame that has come ``times`` times, for which perf had ``name``."""
     if not name:
         tally.added += times
     elif name == frame.name:

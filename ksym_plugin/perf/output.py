@@ -7,15 +7,18 @@ the spelling of a frame that comes again and again can be kept.
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import sys
 from collections import defaultdict
+
+from ksym_plugin.perf.placing import base
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final, Protocol, TextIO
 
-    from ksym_plugin.symbols import Lifetime
+    from ksym_plugin.locating import Place
 
     class Output(Protocol):
         """What prints samples: a frame is a piece of text to it, a sample its pieces."""
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
             name: str,
             offset: int | None,
             dso: str,
-            lifetime: Lifetime | None = None,
+            place: Place | None = None,
             /,
         ) -> str: ...
         def sample(self, event: dict[str, Any], pieces: list[str], /) -> None: ...
@@ -57,6 +60,10 @@ class TextOutput:
     BPF frames have ``([bpf])`` for their dso, which readers of this format take for the
     kernel's. Names are printed as they are, as perf does it, but on a terminal without
     control characters. ``width`` is that of the longest name of an event.
+
+    A frame with a place has its source line on a line below, as after ``perf script -F
+    +srcline``, and a trampoline what it traces. The text of the source is left out: anyone
+    may have written it, also so that it reads as a sample.
     """
 
     def __init__(self, stream: TextIO, width: int = 0) -> None:
@@ -83,14 +90,17 @@ class TextOutput:
         name: str,
         offset: int | None,
         dso: str,
-        _lifetime: Lifetime | None = None,
+        place: Place | None = None,
     ) -> str:
         """A frame; ``name`` is empty and ``offset`` None where they are not known."""
+        if self._is_terminal:
+            name, dso = name.translate(_SHOWN), dso.translate(_SHOWN)
+        below = "" if place is None else _below(place)
         if not name:
             return f"\t{address:16x} {_UNKNOWN} ({dso or _UNKNOWN})\n"
         if offset is None:
-            return f"\t{address:16x} {name} ({dso})\n"
-        return f"\t{address:16x} {name}+{offset:#x} ({dso})\n"
+            return f"\t{address:16x} {name} ({dso})\n{below}"
+        return f"\t{address:16x} {name}+{offset:#x} ({dso})\n{below}"
 
     def sample(self, event: dict[str, Any], pieces: list[str]) -> None:
         attr = event.get("attr") or b""
@@ -102,7 +112,6 @@ class TextOutput:
         header = _header(event, shape, self._tid_width, self._width)
         if self._is_terminal:
             header = header.translate(_SHOWN)
-            pieces = [piece.translate(_SHOWN) + "\n" for piece in pieces]
         if shape.has_callchain:
             # A chain that could not be taken is empty: perf then prints no frame at all.
             frames = pieces if event.get("callchain") or not shape.is_known else ()
@@ -123,6 +132,13 @@ class TextOutput:
         self._parts.clear()
         self._lines = 0
         _write(self._stream, text)
+
+
+def _below(place: Place) -> str:
+    """What stands below a frame."""
+    if place.file is not None:
+        return f"  {base(place.file)}:{place.line}\n"
+    return "" if place.traced is None else f"  traces {base(place.traced)}\n"
 
 
 class _Shape:
@@ -163,10 +179,13 @@ class FoldedOutput:
         name: str,
         _offset: int | None,
         dso: str,
-        _lifetime: Lifetime | None = None,
+        place: Place | None = None,
     ) -> str:
         """A kernel frame; without a name, the module it is in."""
-        return (self._names[name] if name else self._files[dso]) + "_[k]"
+        piece = self._names[name] if name else self._files[dso]
+        if place is not None and place.file is not None:
+            piece += self._names[f":{base(place.file)}:{place.line}"]
+        return piece + "_[k]"
 
     def sample(self, event: dict[str, Any], pieces: list[str]) -> None:
         pieces.append(self._names[event.get("comm") or ""])
@@ -235,3 +254,12 @@ def say(line: str) -> None:
     """A line to the user; stdout holds the samples and nothing else."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no stderr
         sys.stderr.write(f"ksym: {line.translate(_SHOWN)}\n")
+
+
+def give_up_output(error: OSError) -> None:
+    """The output cannot be written (a full disk, say): say so once, let perf finish."""
+    say(f"the output cannot be written ({error.strerror or error})")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere != sys.stdout.fileno():  # It is that if stdout had been closed.
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

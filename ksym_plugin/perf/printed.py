@@ -7,15 +7,15 @@ import stat
 import sys
 
 from ksym_plugin.errors import KsymError
-from ksym_plugin.perf.handler import Handler, give_up_output
-from ksym_plugin.perf.output import say
+from ksym_plugin.perf.handler import Handler
+from ksym_plugin.perf.output import give_up_output, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO, Final
 
-    from ksym_plugin.perf.handler import Options
+    from ksym_plugin.perf.options import Options
     from ksym_plugin.perf.renaming import Renamer
 
 _PIECE: Final = 1 << 20
@@ -37,6 +37,8 @@ def run(options: Options) -> int:
         return 1
     if options.format == "report":
         raise KsymError("text is not enough for a report", "run: ksym report")
+    if options.lines or options.vmlinux is not None:
+        raise KsymError("text gets no source lines", "run: ksym script --lines")
     handler = Handler(options, options.input)
     try:
         return _renamed(options, handler.renamer())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Final, Protocol
 
-    from ksym_plugin.perf.handler import Options
+    from ksym_plugin.perf.options import Options
 
     class Evsel(Protocol):
         """``perf.evsel``; its ``str`` is ``evsel(name)``."""

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TextIO
 
-    from ksym_plugin.symbols import Lifetime
+    from ksym_plugin.locating import Place
 
 
 class ReportOutput:
@@ -29,10 +29,10 @@ class ReportOutput:
         name: str,
         _offset: int | None,
         dso: str,
-        lifetime: Lifetime | None = None,
+        place: Place | None = None,
     ) -> str:
         if dso == BPF_MODULE or (name and is_bpf_name(name, dso)):
-            return self._account.frame(name, lifetime)
+            return self._account.frame(name, place)
         # What a virtual machine was at is not this kernel's time.
         return ELSEWHERE if dso.startswith("[guest") else KERNEL
 

@@ -179,6 +179,14 @@ def is_record(line: bytes) -> bool:
     return _RECORD in line
 
 
+def is_source(line: bytes) -> bool:
+    """Whether a line that is neither header nor frame tells of the frame above it.
+
+    ``  file.c:12``, as ``perf script -F +srcline`` and ``ksym script --lines`` print it.
+    """
+    return line.startswith(b"  ") and line[2:3] not in (b" ", b"\t")
+
+
 def event_of(rest: bytes) -> tuple[bytes, bytes, bytes] | None:
     """Period, event and payload of what follows the time; None for a side-band record."""
     return _known_event_of(rest) if len(rest) <= _KEPT else _read_event(rest)

@@ -16,9 +16,9 @@ from bisect import bisect_right
 
 from ksym_plugin import kallsyms_lines as line_of
 from ksym_plugin.errors import KsymError
-from ksym_plugin.function_table import pack
 from ksym_plugin.kallsyms import PAGE, Kallsyms
 from ksym_plugin.kallsyms_text import KallsymsText
+from ksym_plugin.packed_functions import pack
 from ksym_plugin.symbols import MODULE, Symbol
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import IO, Final, Optional
 
     from ksym_plugin.elf import ElfFile
-    from ksym_plugin.function_table import Row
+    from ksym_plugin.packed_functions import Row
 
     #: Name, base address, bytes, sections, build id.
     Question = tuple[str, int, int, dict[str, int], Optional[str]]

@@ -15,8 +15,8 @@ from itertools import zip_longest
 
 from ksym_plugin.elf import module_sections
 from ksym_plugin.errors import SourceError
-from ksym_plugin.function_table import FunctionTable
 from ksym_plugin.kernel_id import build_id
+from ksym_plugin.packed_functions import PackedFunctions
 from ksym_plugin.sources.module_events import (
     LISTING,
     LOADING,
@@ -97,7 +97,7 @@ class Known:
         start, length, data = code
         name = self.listed.name
         symbol = Symbol(start, start + length, name, MODULE, name)
-        return Load(symbol, self.earliest, self.latest, functions=FunctionTable(data))
+        return Load(symbol, self.earliest, self.latest, functions=PackedFunctions(data))
 
     def unloads(self) -> list[Change]:
         """What of it has gone that was told of."""

@@ -209,7 +209,7 @@ class Folder:
         else:
             if self._is_start:  # Whatever follows, the sample before has ended.
                 self._finish()
-            if not line.startswith(b"#") and not text.is_record(line):
+            if not (line.startswith(b"#") or text.is_record(line) or text.is_source(line)):
                 self.sums.unparsed += 1
 
     def _frame(self, line: bytes, frame: text.FrameLine) -> None:

@@ -2,7 +2,8 @@
 
 A program is what has one id; an image (a trampoline, say) and a program whose id nobody
 knows are one by one what was loaded. Functions of a program are counted together. A
-sample counts once for a program, however often the program is in its stack.
+sample counts once for a program, however often the program is in its stack, and once for
+the source line at which the program was left: its innermost frame's.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Final
 
+    from ksym_plugin.locating import Place
     from ksym_plugin.symbols import Lifetime
 
     Key = tuple[str, int | str]
+    #: File, line, and the line's text.
+    Source = tuple[str, int, str | None]
 
 #: Frames as the account sees them: not the kernel's, the kernel's own, and BPF's with a number.
 ELSEWHERE: Final = ""
@@ -30,16 +34,27 @@ _Z: Final = 1.96
 class Program:
     """What one program used; ``own`` samples ended in it, ``total`` passed through it."""
 
-    __slots__ = ("entries", "functions", "lifetime", "own", "tasks", "total")
+    __slots__ = ("entries", "functions", "lifetime", "lines", "own", "tasks", "total", "traced")
 
-    def __init__(self, lifetime: Lifetime | None) -> None:
-        self.lifetime = lifetime
+    def __init__(self, place: Place | None) -> None:
+        self.lifetime = None if place is None else place.lifetime
+        self.traced = None if place is None else place.traced
         self.own = 0
         self.total = 0
         #: Samples by the function that was entered first, and by the one they ended in.
         self.entries: dict[str, int] = {}
         self.functions: dict[str, int] = {}
         self.tasks: dict[str, int] = {}
+        #: By source line, the samples that were at it, and how many of them ended there.
+        self.lines: dict[Source, list[int]] = {}
+
+    def was_at(self, source: Source, is_leaf: bool) -> None:
+        """Count a sample for a source line."""
+        counts = self.lines.get(source)
+        if counts is None:
+            counts = self.lines[source] = [0, 0]
+        counts[0] += 1
+        counts[1] += is_leaf
 
     @property
     def name(self) -> str:
@@ -63,17 +78,18 @@ class Account:
 
     def __init__(self) -> None:
         self._events: dict[str, Counts] = {}
-        #: By the number in a frame: the key of its program, its function, its lifetime.
-        self._frames: list[tuple[Key, str, Lifetime | None]] = []
-        self._numbers: dict[tuple[Key, str], str] = {}
+        #: By the number in a frame: the key of its program, its function, its place and line.
+        self._frames: list[tuple[Key, str, Place | None, Source | None]] = []
+        self._numbers: dict[tuple[Key, str, Source | None], str] = {}
 
-    def frame(self, name: str, lifetime: Lifetime | None) -> str:
+    def frame(self, name: str, place: Place | None) -> str:
         """How a frame of a BPF program is handed to ``add``."""
-        key = _key(name, lifetime)
-        frame = self._numbers.get((key, name))
+        key = _key(name, None if place is None else place.lifetime)
+        whole = (key, name, _source(place))
+        frame = self._numbers.get(whole)
         if frame is None:
-            frame = self._numbers[key, name] = f"{_BPF}{len(self._frames)}"
-            self._frames.append((key, name, lifetime))
+            frame = self._numbers[whole] = f"{_BPF}{len(self._frames)}"
+            self._frames.append((key, name, place, whole[2]))
         return frame
 
     def add(self, event: str, comm: str, frames: Sequence[str]) -> None:
@@ -89,13 +105,15 @@ class Account:
             return
         counts.kernel += 1
         if frames[0].startswith(_BPF):
-            program, function = self._program(counts, frames[0])
+            program, function, _ = self._program(counts, frames[0])
             program.own += 1
             program.functions[function] = program.functions.get(function, 0) + 1
         entered: dict[Program, str] = {}
-        for frame in frames:
+        for depth, frame in enumerate(frames):
             if frame.startswith(_BPF):
-                program, function = self._program(counts, frame)
+                program, function, source = self._program(counts, frame)
+                if source is not None and program not in entered:
+                    program.was_at(source, depth == 0)
                 entered[program] = function
         for program, function in entered.items():
             program.total += 1
@@ -110,12 +128,12 @@ class Account:
         events = sorted(self._events.items(), key=lambda item: (-item[1].samples, item[0]))
         return [_document(event, counts) for event, counts in events]
 
-    def _program(self, counts: Counts, frame: str) -> tuple[Program, str]:
-        key, function, lifetime = self._frames[int(frame[len(_BPF) :])]
+    def _program(self, counts: Counts, frame: str) -> tuple[Program, str, Source | None]:
+        key, function, place, source = self._frames[int(frame[len(_BPF) :])]
         program = counts.programs.get(key)
         if program is None:
-            program = counts.programs[key] = Program(lifetime)
-        return program, function
+            program = counts.programs[key] = Program(place)
+        return program, function, source
 
 
 def _document(event: str, counts: Counts) -> dict[str, Any]:
@@ -141,6 +159,8 @@ def _row(program: Program, counts: Counts) -> dict[str, Any]:
         "own": _shares(program.own, counts.samples, counts.kernel),
         "total": _shares(program.total, counts.samples, counts.kernel),
         "functions": _ranked(program.functions),
+        "lines": _lines(program),
+        "traces": program.traced,
         "tasks": _ranked(program.tasks),
         "pid": life and life.pid,
         "comm": life and life.comm,
@@ -153,6 +173,21 @@ def _row(program: Program, counts: Counts) -> dict[str, Any]:
         ],
         "lived": life and [shortest(life), longest(life)],
     }
+
+
+def _lines(program: Program) -> list[dict[str, Any]]:
+    """The source lines that samples were at, the hottest first."""
+    ranked = sorted(program.lines.items(), key=lambda item: (-item[1][0], item[0][:2]))
+    return [
+        {"file": file, "line": line, "text": text, "samples": samples, "own": own}
+        for (file, line, text), (samples, own) in ranked
+    ]
+
+
+def _source(place: Place | None) -> Source | None:
+    if place is None or place.file is None or place.line is None:
+        return None
+    return place.file, place.line, place.text
 
 
 def _key(name: str, lifetime: Lifetime | None) -> Key:

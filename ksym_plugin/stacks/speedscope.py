@@ -11,7 +11,7 @@ from ksym_plugin.stacks.names import readable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any, Final
 
     Samples = Iterable[tuple[str, float]]
@@ -21,15 +21,20 @@ SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 _FILES: Final = {BPF: "[bpf]", KERNEL: "[kernel]"}
 
 
-def write(name: str, profiles: Iterable[tuple[str, Samples]]) -> Iterator[str]:
+def write(
+    name: str,
+    profiles: Iterable[tuple[str, Samples]],
+    places: Mapping[str, tuple[str, int]] | None = None,
+) -> Iterator[str]:
     """A file's text, piece by piece, of profiles: what each is called, and its samples.
 
     A sample is a stack (``root;…;leaf``) and its weight. Their order is kept: it is what
-    speedscope takes for the order of time.
+    speedscope takes for the order of time. ``places`` are the file and line of frames that
+    do not say so themselves.
     """
     import json
 
-    frames = _Frames()
+    frames = _Frames(places or {})
     yield f'{{"$schema":{json.dumps(SCHEMA)},"name":{json.dumps(readable(name))},"profiles":['
     separator = ""
     for title, samples in profiles:
@@ -40,9 +45,14 @@ def write(name: str, profiles: Iterable[tuple[str, Samples]]) -> Iterator[str]:
 
 
 class _Frames:
-    """The frames by number, each kept once."""
+    """The frames by number, each kept once.
 
-    def __init__(self) -> None:
+    A function has one line however many it was at: to speedscope every entry of the table
+    is a function of its own, so an entry a line would split it in all of its views.
+    """
+
+    def __init__(self, places: Mapping[str, tuple[str, int]]) -> None:
+        self._places = places
         self.table: list[dict[str, Any]] = []
         self._numbers: dict[str, int] = {}
 
@@ -55,11 +65,12 @@ class _Frames:
             number = self._numbers[text] = len(self.table)
             frame = frame_of(text)
             entry: dict[str, Any] = {"name": readable(frame.name)}
-            file = frame.file or _FILES.get(frame.kind)
+            file, line = self._places.get(text, (frame.file, frame.line))
+            file = file or _FILES.get(frame.kind, "")
             if file:
                 entry["file"] = readable(file)
-            if frame.line:
-                entry["line"] = frame.line
+            if line:
+                entry["line"] = line
             self.table.append(entry)
         return number
 

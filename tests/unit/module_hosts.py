@@ -6,7 +6,7 @@ import os
 import struct
 from pathlib import Path
 
-from ksym_plugin.function_table import pack
+from ksym_plugin.packed_functions import pack
 from ksym_plugin.sources.modules import Modules
 from ksym_plugin.symbols import Lifetime
 

@@ -26,6 +26,7 @@ HIDDEN = b"0000000000000000 T _text\n"
 def image(place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(kernel_id, "build_id", lambda: "1234")
     monkeypatch.delenv("DEBUGINFOD_URLS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     symbols = [Sym("_text", TEXT, 0, NOTYPE), Sym("do_work", TEXT + 0x1000, 0x20)]
     (place / "vmlinux").write_bytes(vmlinux(symbols))
     return "vmlinux"

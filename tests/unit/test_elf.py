@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ksym_plugin import cache_file, elf_lines
 from ksym_plugin.elf import ElfError, ElfFile, Image, Module
 from ksym_plugin.elf_lines import ImageLines
 from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.line_table import Line
 from ksym_plugin.symbols import MODULE, UNKNOWN_ADDRESS, Reason, Symbol
 from tests.unit.elf_files import (
     DATA_SECTION,
@@ -28,9 +31,19 @@ from tests.unit.elf_files import (
     vmlinux,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 KASLR = 0x1234_0000
 BUILD_ID = "1234"
 BASE = TEXT + 0x1000
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One's own is left alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def elf_of(folder: Path, *symbols: Sym, **more: object) -> ElfFile:
@@ -246,6 +259,9 @@ def output(*words: str, text: str = "") -> list[str]:
         ("gcc", "-g -ffunction-sections"),
         ("clang", "-g"),
         ("clang", "-gdwarf-4"),
+        ("clang", "-g -ffunction-sections"),
+        ("gcc", "-gdwarf-2 -gstrict-dwarf"),
+        ("gcc", "-gdwarf-5 -gz=zlib"),
     ],
 )
 def test_names_as_nm_and_lines_as_addr2line(compiler: str, flags: str, tmp_path: Path) -> None:
@@ -314,5 +330,101 @@ def test_damaged_dwarf_is_read_or_refused(
 
 def test_a_file_without_dwarf_has_no_lines(tmp_path: Path) -> None:
     lines = ImageLines(image_of(tmp_path, Sym("f", BASE, 16)))
+    assert not lines.exist
     assert lines.line(BASE + KASLR) is None
     lines.close()
+
+
+def first_line(path: Path) -> Line | None:
+    lines = ImageLines(Image(ElfFile(str(path)), TEXT + KASLR, None))
+    try:
+        return lines.line(TEXT + KASLR)
+    finally:
+        lines.close()
+
+
+def test_lines_once_told_need_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_file, "SETTLED_NS", 0)
+    path = linked(tmp_path, "gcc", "-g")
+    wanted = first_line(path)
+    assert wanted is not None
+
+    def unwanted(_: str) -> NoReturn:
+        raise AssertionError
+
+    image = Image(ElfFile(str(path)), TEXT + KASLR, None)
+    monkeypatch.setattr(elf_lines, "opened", unwanted)
+    lines = ImageLines(image)
+    assert lines.exist
+    found = lines.line(TEXT + KASLR)
+    lines.close()
+    assert found is not None
+    assert (found.file, found.line, found.column) == (wanted.file, wanted.line, wanted.column)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--compress-debug-sections=zlib-gnu", "decompress-debug-sections"),
+        ("--compress-debug-sections=zstd", "decompress-debug-sections"),
+        ("--only-keep-debug", None),
+        ("--strip-all", "no symbols"),
+        ("--remove-section .debug_line", "-"),
+        ("--remove-section .debug_abbrev", "-"),
+        ("--strip-debug --add-gnu-debuglink=vmlinux", "-"),
+        ("--strip-debug --add-section .gnu_debugaltlink=start.S", "-"),
+        ("--add-section .gnu_debugaltlink=start.S", None),
+    ],
+)
+def test_what_objcopy_makes_is_read_or_refused(
+    words: str, said: str | None, tmp_path: Path
+) -> None:
+    """``said``: nothing where there is a line, - where there is none, else the refusal."""
+    linked(tmp_path, "gcc", "-g")
+    made = subprocess.run(
+        ["objcopy", *words.split(), "vmlinux", "made"],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"objcopy {words}: {made.stderr.decode()}")
+    if said in (None, "-"):
+        assert (first_line(tmp_path / "made") is None) == (said == "-")
+    else:
+        with pytest.raises(ElfError, match=said):
+            first_line(tmp_path / "made")
+
+
+def test_a_section_that_claims_more_than_the_file_has_is_refused(tmp_path: Path) -> None:
+    from elftools.elf.elffile import ELFFile
+
+    path = linked(tmp_path, "gcc", "-g")
+    made = bytearray(path.read_bytes())
+    with open(path, "rb") as file:
+        elf = ELFFile(file)
+        number = next(n for n, one in enumerate(elf.iter_sections()) if one.name == ".debug_str")
+        header = elf["e_shoff"] + number * elf["e_shentsize"]
+    struct.pack_into("<I", made, header + 4, 8)  # SHT_NOBITS
+    struct.pack_into("<Q", made, header + 32, 1 << 40)
+    path.write_bytes(made)
+    with pytest.raises(ElfError, match="damaged"):
+        first_line(path)
+
+
+def test_strings_that_dwz_moved_away_are_done_without(tmp_path: Path) -> None:
+    """DW_FORM_GNU_strp_alt, 0x1f21, in place of the directory's DW_FORM_line_strp."""
+    from elftools.elf.elffile import ELFFile
+
+    path = linked(tmp_path, "gcc", "-gdwarf-5")
+    with open(path, "rb") as file:
+        section = ELFFile(file).get_section_by_name(".debug_abbrev")
+        start, table = section["sh_offset"], section.data()
+    comp_dir = table.index(b"\x1b\x1f")
+    # One byte more: the form of what follows, DW_AT_low_pc or DW_AT_ranges, stays.
+    made = bytearray(path.read_bytes())
+    made[start : start + len(table)] = table[:comp_dir] + b"\x1b\xa1\x3e" + table[comp_dir + 2 : -1]
+    path.write_bytes(made)
+    found = first_line(path)
+    assert found is None or found.line > 0

@@ -185,7 +185,7 @@ def test_source_lines() -> None:
     assert folded(text, srcline=True) == {
         "a.out;[unknown];start_main:libc-2.33.so;some_method:uniform.h:300": 667783
     }
-    assert folder_of(text).sums.unparsed == 2
+    assert folder_of(text).sums.unparsed == 0
 
 
 @pytest.mark.parametrize("path", corpus())

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.function_table import FunctionTable, pack
 from ksym_plugin.history import History, Past
 from ksym_plugin.history_file import query
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.packed_functions import PackedFunctions, pack
 from ksym_plugin.resolver import Resolver
 from ksym_plugin.symbols import (
     BETWEEN,
@@ -35,8 +35,8 @@ ROWS = [(0, 0x40, "first"), (0, 0x40, "alias"), (0x1800, 0x900, "second")]
 SIZE = 0x2100
 
 
-def functions(rows: list = ROWS) -> FunctionTable:
-    return FunctionTable(pack(rows))
+def functions(rows: list = ROWS) -> PackedFunctions:
+    return PackedFunctions(pack(rows))
 
 
 class Kept:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin.elf import ElfError
-from ksym_plugin.function_table import FunctionTable
+from ksym_plugin.packed_functions import PackedFunctions
 from ksym_plugin.sources import module_child, module_files
 from ksym_plugin.sources.module_reader import ModuleReader
 from tests.unit.elf_files import LOCAL, WEAK, Sym, vmlinux
@@ -147,7 +147,7 @@ def test_without_a_file_kallsyms_answers_in_order(tmp_path: Path) -> None:
     assert init == (0, 0, b"")
     assert (problem, start, length) == ("", BASE, 0x1000)
     assert before < when < time.monotonic_ns()
-    assert FunctionTable(data).names(0x205) == ["cleanup_module", "m_exit"]
+    assert PackedFunctions(data).names(0x205) == ["cleanup_module", "m_exit"]
     assert lost[0] == "the kernel does not tell its functions"
 
 

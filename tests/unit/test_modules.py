@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin.errors import SourceError
-from ksym_plugin.function_table import FunctionTable, pack
+from ksym_plugin.packed_functions import PackedFunctions, pack
 from ksym_plugin.sources import module_events
 from ksym_plugin.sources.module_events import Uevents, parse, parse_listing
 from ksym_plugin.symbols import MODULE, Lifetime, Load, Loss, Symbol, Unload
@@ -271,7 +271,7 @@ def earlier(name: str, slot: int, rows: list = ROWS, loaded: int = 100) -> Lifet
     start = BASE + slot * 0x10000 + CODE[0]
     symbol = Symbol(start, start + CODE[1] - CODE[0], name, MODULE, name)
     data = pack((at - rows[0][0], size, word) for at, size, word in rows)
-    return Lifetime(Load(symbol, 50, loaded, functions=FunctionTable(data)))
+    return Lifetime(Load(symbol, 50, loaded, functions=PackedFunctions(data)))
 
 
 def test_the_next_session_goes_on_with_what_is_there_still(host: Host) -> None:

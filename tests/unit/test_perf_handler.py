@@ -12,9 +12,10 @@ import pytest
 from ksym_plugin import kernel_id
 from ksym_plugin.clocks import MONOTONIC, Instant
 from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.perf import handler as module
+from ksym_plugin.perf import starting as module
 from ksym_plugin.perf.data import Recorded
-from ksym_plugin.perf.handler import Handler, Options
+from ksym_plugin.perf.handler import Handler
+from ksym_plugin.perf.options import Options
 from ksym_plugin.symbols import Load, Loss, Symbol
 from tests.unit.helpers import BASE, load, unload
 from tests.unit.perf_events import (

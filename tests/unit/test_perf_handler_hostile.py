@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.perf.handler import Handler, Options
+from ksym_plugin.perf.handler import Handler
+from ksym_plugin.perf.options import Options
 from tests.unit.helpers import BASE, load
 from tests.unit.perf_events import CORE, SECOND, VMLINUX, bpf, event, node
 from tests.unit.test_history import record

@@ -9,8 +9,9 @@ import pytest
 from ksym_plugin.clocks import MONOTONIC
 from ksym_plugin.history import History
 from ksym_plugin.perf import text
-from ksym_plugin.perf.handler import Handler, Options
+from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.naming import Tally, decide, is_module
+from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.renaming import Renamer
 from ksym_plugin.stacks.repair import Repairer
 from ksym_plugin.symbols import BETWEEN, NOT_LOADED, UNKNOWN_ADDRESS, Reason

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ksym_plugin.locating import Place
 from ksym_plugin.perf.pictures import SpeedscopeOutput, SvgOutput
 from ksym_plugin.stacks.lifetimes import duration, lived, told
 from ksym_plugin.symbols import Lifetime, Load
@@ -36,7 +37,7 @@ def feed(output: SvgOutput, *samples: tuple[dict[str, Any], list[str]]) -> str:
 def test_bpf_is_a_class_and_its_tooltip_tells_of_the_program() -> None:
     output = SvgOutput(io.StringIO(), "perf.data")
     core = output.kernel(CORE, "bpf_test_run", 4, VMLINUX)
-    bpf = output.kernel(BASE + 4, NAME, 4, "[bpf]", lifetime())
+    bpf = output.kernel(BASE + 4, NAME, 4, "[bpf]", Place(lifetime()))
     user = output.user(node(0x1000, "main", 4, "/x"))
     text = feed(output, (event(), [bpf, core, user]))
     data = data_of(text)
@@ -54,7 +55,7 @@ def test_bpf_frames_as_perf_had_them_are_bpf_s_too() -> None:
 
 def test_many_programs_of_one_name() -> None:
     output = SvgOutput(io.StringIO(), "x")
-    pieces = [output.kernel(BASE, NAME, 4, "[bpf]", lifetime(number)) for number in range(9)]
+    pieces = [output.kernel(BASE, NAME, 4, "[bpf]", Place(lifetime(number))) for number in range(9)]
     assert len(set(pieces)) == 1
     (lines,) = data_of(feed(output, (event(), pieces[:1])))["notes"].values()
     assert lines[0].startswith("program 0, ")

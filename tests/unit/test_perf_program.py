@@ -15,7 +15,8 @@ import pytest
 
 from ksym_plugin import kernel_id
 from ksym_plugin.errors import KsymError
-from ksym_plugin.perf.handler import Handler, Options
+from ksym_plugin.perf.handler import Handler
+from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.text import Header
 from tests import demo
 from tests.unit.perf_events import CALLCHAIN, CORE, SAMPLED, VMLINUX, attr, bpf, event, node

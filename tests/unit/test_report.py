@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from ksym_plugin import kernel_id
 from ksym_plugin.cli import report as command
-from ksym_plugin.perf.handler import Handler, Options
+from ksym_plugin.locating import Place
+from ksym_plugin.perf.handler import Handler
+from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.report import ReportOutput
 from ksym_plugin.stacks.report import ELSEWHERE, KERNEL, Account, share
 from ksym_plugin.symbols import Lifetime, Load
@@ -32,9 +34,9 @@ TRAMPOLINE = "bpf_trampoline_7"
 NOTHING: dict[str, Any] = {"programs": [], "kernel_samples": 0}
 
 
-def life(name: str, prog_id: int | None = None, open_ended: bool = False) -> Lifetime:
+def life(name: str, prog_id: int | None = None, open_ended: bool = False) -> Place:
     known = load(BASE, 64, name, SECOND, prog_id, open_ended)
-    return Lifetime(Load(known.symbol, SECOND, SECOND, prog_id, open_ended, 12, "agent"))
+    return Place(Lifetime(Load(known.symbol, SECOND, SECOND, prog_id, open_ended, 12, "agent")))
 
 
 def rows(account: Account) -> dict[str, dict[str, Any]]:
@@ -122,9 +124,11 @@ def test_images_stand_for_themselves() -> None:
 
 def test_what_is_known_of_a_program_is_told() -> None:
     account = Account()
-    gone = life(MAIN, 1)
+    place = life(MAIN, 1)
+    gone = place.lifetime
+    assert gone is not None
     gone.unloaded_earliest, gone.unloaded_latest = 3 * SECOND, 4 * SECOND
-    account.add("e", "sh", [account.frame(MAIN, gone)])
+    account.add("e", "sh", [account.frame(MAIN, place)])
     account.add("e", "sh", [account.frame(OTHER, life(OTHER, 2))])
     row = rows(account)[MAIN]
     assert (row["pid"], row["comm"]) == (12, "agent")
@@ -277,6 +281,32 @@ def test_names_are_not_obeyed_by_a_terminal(run: Any, shipped: dict[str, Any]) -
     out = run(document={**shipped, "programs": [row]}).stdout
     assert out.count("\n") == 4
     assert "\x1b" not in out and "\x07" not in out
+
+
+def test_source_lines_stand_below_their_program(run: Any, shipped: dict[str, Any]) -> None:
+    lines = [
+        {"file": f"/src/a{n}.c", "line": n, "text": "\tx\x1b[31m = 1;", "samples": 90 - n, "own": n}
+        for n in range(1, 8)
+    ]
+    rows = [
+        {**shipped["programs"][0], "lines": lines},
+        {**shipped["programs"][1], "name": "bpf_trampoline_7", "traces": "tcp_connect"},
+    ]
+    document = {**shipped, "programs": rows}
+    plain, lined = run(document=document).stdout, run("--lines", document=document).stdout
+    table = lined.splitlines()[3:]
+    assert [line.split() for line in table[1:4]] == [
+        [str(n), str(90 - n), f"a{n}.c:{n}", "x[31m", "=", "1;"] for n in (1, 2, 3)
+    ]
+    assert table[6].split() == "and 2 more lines".split()
+    assert table[7].endswith("  bpf_trampoline_7 (traces tcp_connect)")
+    own_ends, total_ends = (
+        lined.splitlines()[2].index(head) + len(head) for head in ("OWN", "TOTAL")
+    )
+    assert table[1][own_ends - 1] == "1" and table[1][total_ends - 2 : total_ends] == "89"
+    assert "a1.c" not in plain and "(traces tcp_connect)" in plain
+    assert "\x1b" not in lined
+    assert json.loads(run("--json", document=document).stdout)["programs"][0]["lines"] == lines
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ _MOST_BYTES: Final = 1 << 26
 _MOST_BACK: Final = 64
 
 
-class FunctionTable:
-    """What ``pack`` made; a table without functions of anything else."""
+class PackedFunctions:
+    """What ``pack`` made; none of anything else."""
 
     __slots__ = ("_lengths", "_names", "_starts", "data")
 
@@ -65,7 +65,7 @@ class FunctionTable:
         starts = self._unpacked()
         return [self._name(each) for each in range(at, bisect_right(starts, starts[at]))]
 
-    def is_like(self, other: FunctionTable) -> bool:
+    def is_like(self, other: PackedFunctions) -> bool:
         """Whether both have the same names at the same places; lengths may be another source's."""
         mine, theirs = self._unpacked(), other._unpacked()
         return set(zip(mine, self._names)) == set(zip(theirs, other._names))

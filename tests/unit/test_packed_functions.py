@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.function_table import FunctionTable, pack
+from ksym_plugin.packed_functions import PackedFunctions, pack
 
 NAMES = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1)
 
@@ -31,7 +31,7 @@ def rows(found: list[tuple[int, int, list[str]]]) -> list[tuple[int, int, str]]:
 
 @given(functions())
 def test_each_offset_has_the_function_that_holds_it(found: list) -> None:
-    table = FunctionTable(pack(rows(found)))
+    table = PackedFunctions(pack(rows(found)))
     held = {at: one for one in found for at in range(one[0], one[0] + one[1])}
     for offset in range(max(held, default=0) + 3):
         if offset in held:
@@ -45,7 +45,7 @@ def test_each_offset_has_the_function_that_holds_it(found: list) -> None:
 
 
 def test_a_function_goes_on_behind_one_that_lies_within() -> None:
-    table = FunctionTable(pack([(0, 100, "outer"), (20, 10, "inner")]))
+    table = PackedFunctions(pack([(0, 100, "outer"), (20, 10, "inner")]))
     told = [table.find(offset) for offset in (0, 19, 20, 29, 30, 99, 100)]
     outer, inner = (0, 100, "outer"), (20, 30, "inner")
     assert told == [outer, outer, inner, inner, outer, outer, None]
@@ -53,16 +53,16 @@ def test_a_function_goes_on_behind_one_that_lies_within() -> None:
 
 @given(functions(), functions())
 def test_equal_functions_have_one_digest(one: list, other: list) -> None:
-    first, second = (FunctionTable(pack(rows(each))) for each in (one, other))
+    first, second = (PackedFunctions(pack(rows(each))) for each in (one, other))
     assert (first.digest == second.digest) == (one == other)
-    assert FunctionTable(pack(rows(one))).digest == first.digest
+    assert PackedFunctions(pack(rows(one))).digest == first.digest
 
 
 def test_likeness_is_of_names_and_places() -> None:
-    by_file = FunctionTable(pack([(0, 60, "a"), (64, 8, "b")]))
-    assert by_file.is_like(FunctionTable(pack([(0, 64, "a"), (64, 4096, "b")])))
-    assert not by_file.is_like(FunctionTable(pack([(0, 60, "a"), (64, 8, "c")])))
-    assert not by_file.is_like(FunctionTable(pack([(0, 60, "a"), (72, 8, "b")])))
+    by_file = PackedFunctions(pack([(0, 60, "a"), (64, 8, "b")]))
+    assert by_file.is_like(PackedFunctions(pack([(0, 64, "a"), (64, 4096, "b")])))
+    assert not by_file.is_like(PackedFunctions(pack([(0, 60, "a"), (64, 8, "c")])))
+    assert not by_file.is_like(PackedFunctions(pack([(0, 60, "a"), (72, 8, "b")])))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_likeness_is_of_names_and_places() -> None:
     ],
 )
 def test_other_bytes_are_a_table_without_functions(data: bytes) -> None:
-    table = FunctionTable(data)
+    table = PackedFunctions(data)
     assert len(table) == 0
     assert table.find(0) is None
     assert table.names(0) == []
@@ -88,7 +88,7 @@ def test_other_bytes_are_a_table_without_functions(data: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_no_bytes_raise(plain: bytes) -> None:
-    table = FunctionTable(zlib.compress(plain))
+    table = PackedFunctions(zlib.compress(plain))
     for offset in (0, 1, 7, 1 << 31, 1 << 40):
         found = table.find(offset)
         assert found is None or found[0] <= offset < found[1]
@@ -96,5 +96,5 @@ def test_no_bytes_raise(plain: bytes) -> None:
 
 def test_no_more_is_unpacked_than_a_module_can_have() -> None:
     bomb = zlib.compress(b"\1\0\0\0" + bytes(1 << 28), 9)
-    table = FunctionTable(bomb)
+    table = PackedFunctions(bomb)
     assert table.find(0) is None

@@ -1,0 +1,133 @@
+"""What was worked out from a large file, kept for the next time under $XDG_CACHE_HOME.
+
+An entry belongs to one file as it is: its place, size and times. A build id would not do,
+which a stripped file shares with the whole one. Nothing here raises for want of a disk, or
+for what an entry holds: what is damaged, of another version or not one's own is no entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import struct
+import sys
+import time
+import zlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Final, Union
+
+    Bytes = Union[bytes, memoryview]
+
+# Changes with what entries hold; big-endian machines write another.
+_MAGIC: Final = b"ksymcache1" + sys.byteorder[:1].encode()
+#: Nothing else is let go of.
+_SUFFIX: Final = ".kept"
+#: A checksum of all that follows, then the lengths of the parts.
+_CHECKSUM: Final = struct.Struct("=I")
+_LENGTH: Final = struct.Struct("=Q")
+#: Of a file written this lately another version may have the same times (the kernel's clock
+#: for them steps by some ms): nothing is kept of it yet.
+SETTLED_NS = 1_000_000_000
+#: What all entries may take.
+MOST_BYTES: Final = 256 << 20
+MOST_ENTRIES: Final = 32
+
+
+def folder() -> str:
+    """Where entries are."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(cache, "ksym-plugin", "elf")
+
+
+def identity(path: str) -> tuple[int, ...]:
+    """What changes when the file does; OSError where there is none."""
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def load(kind: str, of: tuple[int, ...], count: int) -> list[bytes] | None:
+    """The ``count`` parts that were stored for the file, None if there is no good entry."""
+    try:
+        with open(os.path.join(folder(), _name(kind, of)), "rb") as file:
+            found = os.fstat(file.fileno())
+            # Another user's may be there where HOME is that user's, as with sudo.
+            if found.st_uid != os.geteuid() or found.st_size > MOST_BYTES:
+                return None
+            data = file.read(found.st_size)
+    except OSError:
+        return None
+    head = _head(of)
+    body = len(head) + _CHECKSUM.size
+    if data[: len(head)] != head or len(data) < body + count * _LENGTH.size:
+        return None
+    if _CHECKSUM.unpack_from(data, len(head))[0] != zlib.crc32(memoryview(data)[body:]):
+        return None
+    return _parts(data, body, count)
+
+
+def store(kind: str, of: tuple[int, ...], parts: Sequence[Bytes]) -> None:
+    """Keep the parts for the next time, whole or not at all."""
+    import tempfile
+
+    if time.time_ns() - max(of[-2:]) < SETTLED_NS:
+        return
+    lengths = b"".join(_LENGTH.pack(len(part)) for part in parts)
+    if sum(map(len, parts)) > MOST_BYTES // 2:
+        return
+    checksum = zlib.crc32(lengths)
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    where = folder()
+    with contextlib.suppress(OSError):
+        os.makedirs(where, mode=0o700, exist_ok=True)
+        status = os.lstat(where)
+        if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
+            return
+        fd, partial = tempfile.mkstemp(_SUFFIX, dir=where)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(_head(of) + _CHECKSUM.pack(checksum) + lengths)
+                file.writelines(parts)
+            os.rename(partial, os.path.join(where, _name(kind, of)))
+        except BaseException:
+            os.unlink(partial)
+            raise
+        _bound(where)
+
+
+def _name(kind: str, of: tuple[int, ...]) -> str:
+    """One for each place of a file: what was known of an older one is written over."""
+    return f"{kind}-{of[0]:x}-{of[1]:x}{_SUFFIX}"
+
+
+def _head(of: tuple[int, ...]) -> bytes:
+    return _MAGIC + b"".join((value % (1 << 64)).to_bytes(8, "big") for value in of)
+
+
+def _parts(data: bytes, at: int, count: int) -> list[bytes] | None:
+    lengths = [_LENGTH.unpack_from(data, at + _LENGTH.size * one)[0] for one in range(count)]
+    at += _LENGTH.size * count
+    if at + sum(lengths) != len(data):
+        return None
+    parts = []
+    for length in lengths:
+        parts.append(data[at : at + length])
+        at += length
+    return parts
+
+
+def _bound(where: str) -> None:
+    """Let go of what was written longest ago, also of what a killed writer left."""
+    with os.scandir(where) as listed:
+        entries = [entry for entry in listed if entry.name.endswith(_SUFFIX)]
+    found = [(entry.stat(follow_symlinks=False), entry.path) for entry in entries]
+    found.sort(key=lambda one: one[0].st_mtime_ns, reverse=True)
+    total = 0
+    for number, (status, path) in enumerate(found):
+        total += status.st_size
+        if number >= MOST_ENTRIES or total > MOST_BYTES:
+            os.unlink(path)
