@@ -26,6 +26,7 @@ from ksym_plugin.history_file import (
     signed,
     unsigned,
 )
+from ksym_plugin.history_modules import Functions
 from ksym_plugin.history_programs import Programs
 from ksym_plugin.places import GROUND_SHIFT
 from ksym_plugin.symbols import (
@@ -33,6 +34,8 @@ from ksym_plugin.symbols import (
     BPF_PROG,
     EXACT,
     GAP,
+    MODULE,
+    NO_MODULE,
     NOT_LOADED,
     OTHER_BPF,
     OUTSIDE_HISTORY,
@@ -62,6 +65,7 @@ _IN_GROUND: Final = (
     "SELECT 1 FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ?"
     f" AND kind BETWEEN {KINDS.index(BPF_PROG)} AND {KINDS.index(OTHER_BPF)} LIMIT 1"
 )
+_WHERE_NO_BPF: Final = (UNKNOWN_ADDRESS, NO_MODULE)
 #: The source that has no events, only states.
 _POLLING: Final = "polling"
 _FOREVER: Final = (1 << 63) - 1
@@ -93,14 +97,22 @@ class Session:
     """One run of a recorder: it covers ``started`` to ``covered`` (CLOCK_MONOTONIC ns).
 
     ``closed`` says that it ended in order; ``writing`` that its recorder is at work now.
-    Neither means that it was killed after ``covered``.
+    Neither means that it was killed after ``covered``. ``modules`` says that it kept
+    modules as well.
     """
 
-    __slots__ = ("closed", "covered", "source", "started", "writing")
+    __slots__ = ("closed", "covered", "modules", "source", "started", "writing")
 
     def __init__(
-        self, source: str, started: int, covered: int, closed: bool, writing: bool
+        self,
+        source: str,
+        started: int,
+        covered: int,
+        closed: bool,
+        writing: bool,
+        modules: bool,
     ) -> None:
+        self.modules = modules
         self.source = source
         self.started = started
         self.covered = covered
@@ -160,6 +172,7 @@ class Past:
         self._path = path
         #: What the programs were, and their source lines.
         self.programs = Programs(database, path, boot.row)
+        self._functions = Functions(database, path)
         self._ground = 0
         self._refresh()
 
@@ -181,12 +194,15 @@ class Past:
                 covered,
                 bool(closed),
                 here and not closed and is_running(pid, since),
+                bool(modules),
             )
-            for source, started, covered, closed, pid, since in self._rows(
-                "SELECT source, started, covered, closed, writer_pid, writer_start"
+            for source, started, covered, closed, pid, since, modules in self._rows(
+                "SELECT source, started, covered, closed, writer_pid, writer_start, modules"
                 " FROM session WHERE boot = ? ORDER BY started"
             )
         ]
+        #: Whether also modules were kept, for all the time that is covered.
+        self.has_modules = all(session.modules for session in self.sessions)
         self.losses = [
             Loss(since, until, cause, count)
             for since, until, cause, count in self._rows(
@@ -280,8 +296,9 @@ class Past:
         if page not in self._pages and self._first_page <= page <= self._last_page:
             self._read_page(page)
         answer = self._timeline.at(address, time_ns)
-        if answer[1] is UNKNOWN_ADDRESS and self._is_among_bpf(address >> GROUND_SHIFT):
-            return None, AMONG_BPF
+        if answer[1] in _WHERE_NO_BPF and self._is_among_bpf(address >> GROUND_SHIFT):
+            # The timeline has entered these pages alone.
+            return None, AMONG_BPF if answer[1] is UNKNOWN_ADDRESS else NOT_LOADED
         lifetime = answer[0]
         if lifetime is not None and self._may_be_missed(lifetime, time_ns):
             return lifetime, GAP
@@ -300,7 +317,7 @@ class Past:
     def _may_be_missed(self, lifetime: Lifetime, time_ns: int) -> bool:
         """Whether a newcomer here may have gone unseen: who polls sees it late or never."""
         ended = lifetime.unloaded_earliest
-        if ended is None or time_ns <= ended:
+        if ended is None or time_ns <= ended or lifetime.symbol.kind == MODULE:
             return False
         return any(session.started <= time_ns <= session.covered for session in self._polled)
 
@@ -333,7 +350,7 @@ class Past:
             time_ns,
             time_ns,
         )
-        return [life for life in map(lifetime_of, rows) if self._is_at(life, time_ns)]
+        return [life for life in map(self._lifetime, rows) if self._is_at(life, time_ns)]
 
     def lifetimes(self, pattern: str = "%") -> list[Lifetime]:
         """All lifetimes whose name is LIKE ``pattern``, by load."""
@@ -341,7 +358,13 @@ class Past:
             f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND name LIKE ? ORDER BY loaded, start",
             pattern,
         )
-        return [lifetime_of(row) for row in rows]
+        return [self._lifetime(row) for row in rows]
+
+    def _lifetime(self, row: tuple[Any, ...]) -> Lifetime:
+        lifetime = lifetime_of(row)
+        if lifetime.symbol.kind == MODULE:
+            lifetime.functions = self._functions.of(lifetime)
+        return lifetime
 
     def _rows(self, statement: str, *values: object) -> list[Any]:
         return query(self._database, self._path, statement, self.boot.row, *values)
@@ -350,7 +373,9 @@ class Past:
         """Whether nothing loaded later had taken this one's start by then."""
         there, said = self.at(lifetime.symbol.start, time_ns)
         # Not loaded is what came later and went.
-        return said is not NOT_LOADED if there is None else there.row == lifetime.row
+        if there is None:
+            return said is not NOT_LOADED and said is not NO_MODULE
+        return there.row == lifetime.row
 
     def _read_page(self, page: int) -> None:
         """Enter what lies on a page, and what tells how much of it was left when.
@@ -371,7 +396,7 @@ class Past:
         first = page << PAGE_SHIFT
         last = first + (1 << PAGE_SHIFT) - 1
         for row in self._rows(_AT_PAGE, signed(first), signed(last), self.boot.row, page):
-            lifetime = lifetime_of(row)
+            lifetime = self._lifetime(row)
             start, end = lifetime.symbol.start, lifetime.symbol.end
             if start < first:
                 began = start >> PAGE_SHIFT

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
 APPLICATION_ID: Final = 0x6B73796D
-FORMAT: Final = 2
+FORMAT: Final = 3
 #: How often a recorder at work commits at the least, in ns.
 HEARTBEAT: Final = 1_000_000_000
 #: Codes of kinds in the file: their places here, so only ever append.
@@ -55,7 +55,7 @@ CREATE TABLE boot (
 CREATE TABLE session (
   id INTEGER PRIMARY KEY, boot INTEGER NOT NULL REFERENCES boot, source TEXT NOT NULL,
   started INTEGER NOT NULL, covered INTEGER NOT NULL, closed INTEGER NOT NULL DEFAULT 0,
-  writer_pid INTEGER NOT NULL, writer_start INTEGER NOT NULL);
+  modules INTEGER NOT NULL DEFAULT 0, writer_pid INTEGER NOT NULL, writer_start INTEGER NOT NULL);
 CREATE TABLE instant (
   session INTEGER NOT NULL REFERENCES session, monotonic INTEGER NOT NULL,
   boottime INTEGER NOT NULL, realtime INTEGER NOT NULL, perf INTEGER);
@@ -73,6 +73,11 @@ CREATE INDEX lifetime_start ON lifetime (start);
 CREATE TABLE span (page INTEGER NOT NULL, lifetime INTEGER NOT NULL REFERENCES lifetime);
 CREATE INDEX span_page ON span (page);
 CREATE TABLE line_table (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, data BLOB NOT NULL);
+CREATE TABLE function_table (
+  id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, data BLOB NOT NULL);
+CREATE TABLE module (
+  lifetime INTEGER PRIMARY KEY REFERENCES lifetime,
+  function_table INTEGER NOT NULL REFERENCES function_table);
 CREATE TABLE trampoline (
   boot INTEGER NOT NULL REFERENCES boot, key INTEGER NOT NULL, target TEXT NOT NULL,
   PRIMARY KEY (boot, key)) WITHOUT ROWID;

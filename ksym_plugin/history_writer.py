@@ -12,7 +12,7 @@ import contextlib
 import os
 import sqlite3
 
-from ksym_plugin import history_programs, kernel_id
+from ksym_plugin import history_modules, history_programs, kernel_id
 from ksym_plugin.errors import HistoryError
 from ksym_plugin.history_file import (
     COLUMNS,
@@ -27,7 +27,7 @@ from ksym_plugin.history_file import (
     signed,
     start_of,
 )
-from ksym_plugin.symbols import BPF_MODULE
+from ksym_plugin.symbols import BPF_MODULE, MODULE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from ksym_plugin.clocks import Instant
+    from ksym_plugin.packed_functions import PackedFunctions
     from ksym_plugin.program_details import ProgramDetails
     from ksym_plugin.symbols import Lifetime, Loss
 
@@ -102,6 +103,10 @@ class HistoryWriter:
                 f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND unloaded IS NULL", (self.boot,)
             )
         ]
+        functions = history_modules.Functions(database, self.path)
+        for lifetime in self.earlier:
+            if lifetime.symbol.kind == MODULE:
+                lifetime.functions = functions.of(lifetime)
         (self._last_row,) = database.execute("SELECT coalesce(max(id), 0) FROM lifetime").fetchone()
         pid = os.getpid()
         self._session = database.execute(
@@ -150,6 +155,10 @@ class HistoryWriter:
             self._session,
         )
 
+    def cover_modules(self, modules: bool) -> None:
+        """Say whether the session keeps modules as well; a new one does not."""
+        self._execute("UPDATE session SET modules = ? WHERE id = ?", int(modules), self._session)
+
     @property
     def pending(self) -> int:
         """Lifetimes and programs noted since the last commit."""
@@ -192,6 +201,7 @@ class HistoryWriter:
         changed: list[tuple[object, ...]] = []
         spans: list[tuple[int, int]] = []
         further: list[tuple[int, int]] = []
+        modules: list[tuple[int, PackedFunctions]] = []
         last_row = self._last_row
         for lifetime in self._dirty.values():
             if lifetime.row:
@@ -201,6 +211,8 @@ class HistoryWriter:
             last_row += 1
             new.append((self.boot, last_row, signed(lifetime.symbol.start), *_values(lifetime)))
             spans += _spans(lifetime, last_row)
+            if lifetime.functions is not None:
+                modules.append((last_row, lifetime.functions))
         with self._transaction() as database:
             if new:
                 database.executemany(_INSERT, new)
@@ -210,6 +222,8 @@ class HistoryWriter:
                 database.executemany(_UPDATE, changed)
             if further:
                 database.executemany(_WIDEN, [span * 2 for span in further])
+            if modules:
+                history_modules.write(database, modules)
             if self._programs:
                 history_programs.write(database, self.boot, self._programs)
             database.execute(
@@ -248,6 +262,7 @@ class HistoryWriter:
             )
             self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
             history_programs.forget_orphans(database)
+            history_modules.forget_orphans(database)
             # The last instant before is kept: times up to the next one need both.
             self._execute(
                 "DELETE FROM instant WHERE session IN (SELECT id FROM session WHERE boot = ?)"
@@ -282,6 +297,7 @@ class HistoryWriter:
             self._execute("DELETE FROM boot WHERE id = ?", boot)
             self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
             history_programs.forget_orphans(database)
+            history_modules.forget_orphans(database)
 
     def _used_bytes(self) -> int:
         pages, free, size = (

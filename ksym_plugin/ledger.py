@@ -10,7 +10,7 @@ not depend on the order of arrival.
 from __future__ import annotations
 
 from ksym_plugin.places import Places
-from ksym_plugin.symbols import UNNAMED_BPF, Lifetime, Load, Symbol, Unload
+from ksym_plugin.symbols import MODULE, UNNAMED_BPF, Lifetime, Load, Symbol, Unload
 from ksym_plugin.tracks import index_of, loaded_by
 
 TYPE_CHECKING = False
@@ -143,6 +143,8 @@ class Ledger:
             lifetime.prog_id = load.prog_id
         if lifetime.comm is None:
             lifetime.pid, lifetime.comm = load.pid, load.comm
+        if lifetime.functions is None:
+            lifetime.functions = load.functions
         self.places.insert(lifetime)
         self._pair_anew(lifetime)
 
@@ -216,7 +218,11 @@ def _agree(lifetime: Lifetime, unload: Unload) -> bool:
     if lifetime.prog_id is not None and unload.prog_id is not None:
         return lifetime.prog_id == unload.prog_id
     name = lifetime.symbol.name
-    return unload.name is None or unload.name == name or UNNAMED_BPF in (name, unload.name)
+    if unload.name == name:
+        return True
+    # Who tells of modules names them: what has no name is of BPF.
+    is_bpf = lifetime.symbol.kind != MODULE
+    return is_bpf and (unload.name is None or UNNAMED_BPF in (name, unload.name))
 
 
 def _end_anew(lifetime: Lifetime, unload: Unload) -> Unload | None:
@@ -248,6 +254,8 @@ def _is_same_load(lifetime: Lifetime, load: Load) -> bool:
     if lifetime.prog_id is not None and load.prog_id is not None:
         return lifetime.prog_id == load.prog_id
     if lifetime.unloaded_latest is not None:
+        return False
+    if lifetime.symbol.module != load.symbol.module:
         return False
     name, other = lifetime.symbol.name, load.symbol.name
     if name != other and UNNAMED_BPF not in (name, other):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ksym_plugin.symbols import MODULE
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
@@ -10,7 +12,12 @@ if TYPE_CHECKING:
 
 #: How long after its unload a program is still taken to run: 1.37 s is the longest that
 #: was measured. Later its place may be anybody's: classic BPF is JITed unannounced.
-GRACE_SPAN: Final = 2_000_000_000
+_GRACE_SPAN: Final = 2_000_000_000
+
+
+def grace(lifetime: Lifetime) -> int:
+    """For how long a lifetime may still be running after its unload, in ns; no module is."""
+    return 0 if lifetime.symbol.kind == MODULE else _GRACE_SPAN
 
 
 def loaded_after(one: Lifetime, other: Lifetime) -> bool:
@@ -48,7 +55,7 @@ def outranks(image: Lifetime, holder: Lifetime, time: int) -> bool | None:
     unloaded = holder.unloaded_latest
     if unloaded is None or coexisted(holder, image):
         return False
-    return None if time - unloaded < GRACE_SPAN else True
+    return None if time - unloaded < grace(holder) else True
 
 
 def coexisted(one: Lifetime, image: Lifetime) -> bool:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ksym_plugin.program_details import ProgramDetails
     from ksym_plugin.sources import Source
     from ksym_plugin.sources.details import DetailsProcess
+    from ksym_plugin.sources.modules import Modules
 
 #: The longest a change waits for its commit, in ns.
 _BATCH_SPAN: Final = 200_000_000
@@ -41,7 +42,8 @@ _CLOCK_SPAN: Final = 10_000_000_000
 class Recorder:
     """Follows ``source`` into ``writer``; both stay the caller's to close.
 
-    ``details`` tells what the programs are and of their source lines, whenever it can.
+    ``details`` tells what the programs are and of their source lines, whenever it can, and
+    ``modules`` of the kernel's modules, which the history keeps as well.
     ``timeline`` holds what is live and what ended lately. One thread runs it.
     """
 
@@ -51,6 +53,7 @@ class Recorder:
         writer: HistoryWriter,
         clock: PerfClock,
         details: DetailsProcess | None = None,
+        modules: Modules | None = None,
     ) -> None:
         self.timeline = Timeline()
         self.changes = 0
@@ -62,6 +65,7 @@ class Recorder:
         self._writer = writer
         self._clock = clock
         self._details = details
+        self._modules = modules
         self._lost: Loss | None = None
         self._resync_after = 0
         self._committed = self._ticked = self._kept = 0
@@ -75,8 +79,9 @@ class Recorder:
         # What went before the enumeration reached it was never seen.
         now = time.monotonic_ns()
         self._writer.cover_from(now)
+        self._writer.cover_modules(self._modules is not None)
         self._tick(now)
-        self._writer.commit(self.covered)
+        self._commit()
 
     def run(self, until: int | None, stop_fd: int) -> None:
         """Record until CLOCK_MONOTONIC ns ``until``, or until ``stop_fd`` is readable."""
@@ -84,14 +89,16 @@ class Recorder:
         poller.register(stop_fd, select.POLLIN)
         if self._source.fileno() >= 0:
             poller.register(self._source.fileno(), select.POLLIN)
-        watched = -1
+        watched: set[int] = set()
         while True:
-            watched = self._watch_details(poller, watched)
+            watched = self._watch(poller, watched)
             now = time.monotonic_ns()
             if until is not None and now >= until:
                 return
             ready = poller.poll(self._patience(now, until))
             self.step()
+            if any(self._is_of_modules(fd) for fd, _ in ready):
+                self._follow_modules()
             if any(fd == stop_fd for fd, _ in ready):
                 return
 
@@ -109,7 +116,7 @@ class Recorder:
             self._tick(before)
         due = _BATCH_SPAN if self._writer.pending else HEARTBEAT
         if before - self._committed >= due:
-            self._writer.commit(self.covered)
+            self._commit()
             self._committed = before
             self._forget(before)
 
@@ -124,6 +131,7 @@ class Recorder:
         time.sleep(_IN_FLIGHT / 1e9)
         self._apply(self._source.read())
         self._learn(details)
+        self._follow_modules(is_over=True)
         self._end_gap(before)
         self._cover(before + _IN_FLIGHT)
         self._tick(before)
@@ -140,6 +148,33 @@ class Recorder:
             due = min(due, until)
         return max(0, -(-(due - now) // 1_000_000))
 
+    def _commit(self) -> None:
+        """Write what happened so far, modules included: not all that they do comes as an event."""
+        self._follow_modules()
+        unsettled = None if self._modules is None else self._modules.unsettled
+        self._writer.commit(self.covered if unsettled is None else min(self.covered, unsettled))
+
+    def _is_of_modules(self, fd: int) -> bool:
+        return self._modules is not None and self._modules.fileno() == fd
+
+    def _follow_modules(self, is_over: bool = False) -> None:
+        """Apply what modules did, which is not counted among BPF's changes."""
+        modules = self._modules
+        if modules is None:
+            return
+        try:
+            changes = modules.finish() if is_over else modules.read()
+        except (SourceError, OSError) as error:
+            # BPF's names do not depend on it.
+            modules.notes.append(f"modules are not followed any more ({error})")
+            self._writer.cover_modules(False)
+            self._modules = None
+            modules.close()
+            return
+        before = self.changes
+        self._apply(changes)
+        self.changes = before
+
     def _apply(self, changes: list[Load | Unload | Loss]) -> None:
         for change in changes:
             if isinstance(change, Loss):
@@ -152,15 +187,18 @@ class Recorder:
         for lifetime in self.timeline.take_disturbed():
             self._writer.note(lifetime)
 
-    def _watch_details(self, poller: select.poll, watched: int) -> int:
-        """Have ``poller`` look at the details as long as there can be any."""
-        fd = -1 if self._details is None else self._details.fileno()
-        if fd != watched:
-            if watched >= 0:
-                poller.unregister(watched)
-            if fd >= 0:
-                poller.register(fd, select.POLLIN)
-        return fd
+    def _watch(self, poller: select.poll, watched: set[int]) -> set[int]:
+        """Have ``poller`` look at details and modules as long as there can be any."""
+        sides = (self._details, self._modules)
+        wanted = {side.fileno() for side in sides if side is not None}
+        if wanted != watched:
+            for fd in watched - wanted:
+                if fd >= 0:
+                    poller.unregister(fd)
+            for fd in wanted - watched:
+                if fd >= 0:
+                    poller.register(fd, select.POLLIN)
+        return wanted
 
     def _learn(self, details: list[ProgramDetails]) -> None:
         for program in details:

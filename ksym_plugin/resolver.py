@@ -1,7 +1,7 @@
 """Addresses and a time in, frames out: the one place that decides a name.
 
-For an address that BPF ever held, what was recorded of that time decides; for any other
-the static tables do. An answer that is not certain says so, and an address without a
+For an address that BPF or a module ever held, what was recorded of that time decides; for
+any other the static tables do. An answer that is not certain says so, and an address without a
 name comes with the reason.
 """
 
@@ -10,13 +10,17 @@ from __future__ import annotations
 from ksym_plugin.symbols import (
     AMBIGUOUS,
     AMONG_BPF,
+    BETWEEN,
     BPF_MODULE,
     CONTEXT_MARKER,
     EXACT,
     HIDDEN,
     IN_MODULE,
     KERNEL,
+    MODULE,
+    NO_MODULE,
     NOT_LOADED,
+    OUTSIDE_HISTORY,
     UNKNOWN_ADDRESS,
     USER_ADDRESS,
     Frame,
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 
         @property
         def extent(self) -> int: ...
+        @property
+        def has_modules(self) -> bool: ...
         def at(self, address: int, time_ns: int, /) -> Answer: ...
 
     class Statics(Protocol):
@@ -53,6 +59,8 @@ _LAST: Final = (1 << 64) - 1
 _KERNEL_HALF: Final = 1 << 63
 #: What the past says of an address that no BPF symbol ever had.
 _NEVER_HELD: Final = (UNKNOWN_ADDRESS, AMONG_BPF)
+#: What it says of one that something had at another time.
+_ABSENT: Final = (NOT_LOADED, NO_MODULE)
 
 
 class Resolver:
@@ -97,7 +105,7 @@ class Resolver:
         if self._past is not None:
             lifetime, said = self._past.at(address, time_ns)
             if lifetime is not None:
-                return _frame(address, lifetime.symbol, str(said), lifetime)
+                return named(address, lifetime, str(said))
             verdict = said if isinstance(said, Reason) else verdict
         if verdict is AMBIGUOUS or self._kallsyms is None:
             return verdict
@@ -108,6 +116,9 @@ class Resolver:
         found = self._kallsyms.find(address) if self._kallsyms is not None else verdict
         # The table's BPF lines are of when it was read; the past knows them by time.
         known = isinstance(found, Symbol) and (self._past is None or found.module != BPF_MODULE)
+        if isinstance(found, Symbol) and found.kind == MODULE and verdict is not OUTSIDE_HISTORY:
+            # So are its modules, where the past knows those.
+            known = self._past is None or not self._past.has_modules
         if isinstance(found, Symbol) and known:
             frame: Frame | Reason = _frame(address, found, EXACT)
             if verdict in _NEVER_HELD or found.kind == KERNEL:
@@ -116,9 +127,22 @@ class Resolver:
         if found is HIDDEN and verdict in _NEVER_HELD:
             return found
         # BPF was next to it, or there at another time; now it is a module's.
-        if found is IN_MODULE and (verdict in _NEVER_HELD or verdict is NOT_LOADED):
+        if found is IN_MODULE and (verdict in _NEVER_HELD or verdict in _ABSENT):
             return found
         return verdict
+
+
+def named(address: int, lifetime: Lifetime, certainty: str) -> Frame | Reason:
+    """The frame of an address within a lifetime; of a module's, the function that holds it."""
+    symbol, functions = lifetime.symbol, lifetime.functions
+    if symbol.kind != MODULE:
+        return _frame(address, symbol, certainty, lifetime)
+    found = None if functions is None else functions.find(address - symbol.start)
+    if found is None:
+        return BETWEEN
+    start, _, name = found
+    offset = address - symbol.start - start
+    return Frame(address, name, offset, symbol.module, MODULE, certainty, lifetime)
 
 
 def _frame(address: int, symbol: Symbol, certainty: str, lifetime: Lifetime | None = None) -> Frame:

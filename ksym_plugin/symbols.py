@@ -11,6 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
+    from ksym_plugin.packed_functions import PackedFunctions
+
 KERNEL: Final = "kernel"
 MODULE: Final = "module"
 BPF_PROG: Final = "bpf_prog"
@@ -78,10 +80,19 @@ class Load:
     ``prog_id`` is the BPF program's id where the source knows it. ``open_ended`` says
     that ``symbol.end`` is an upper bound only: PERF_RECORD_KSYMBOL gives every image
     the length 4096, and kallsyms has no lengths at all. ``pid`` and ``comm`` are the
-    loading task's, where known.
+    loading task's, where known. ``functions`` are those of a module, None for all else.
     """
 
-    __slots__ = ("comm", "earliest", "latest", "open_ended", "pid", "prog_id", "symbol")
+    __slots__ = (
+        "comm",
+        "earliest",
+        "functions",
+        "latest",
+        "open_ended",
+        "pid",
+        "prog_id",
+        "symbol",
+    )
 
     def __init__(
         self,
@@ -92,8 +103,10 @@ class Load:
         open_ended: bool = False,
         pid: int | None = None,
         comm: str | None = None,
+        functions: PackedFunctions | None = None,
     ) -> None:
         self.symbol = symbol
+        self.functions = functions
         self.earliest = earliest
         self.latest = latest
         self.prog_id = prog_id
@@ -153,11 +166,13 @@ class Lifetime:
 
     It was loaded in the window ``loaded_earliest`` to ``loaded_latest``. While it is
     live ``unloaded_earliest`` and ``unloaded_latest`` are None; afterwards they are the
-    window in which it was unloaded.
+    window in which it was unloaded. A module's symbol is a stretch of its code;
+    ``functions`` has the names in it, and is None for all else.
     """
 
     __slots__ = (
         "comm",
+        "functions",
         "loaded_by",
         "loaded_earliest",
         "loaded_latest",
@@ -185,6 +200,7 @@ class Lifetime:
         self.open_ended = load.open_ended
         self.pid = load.pid
         self.comm = load.comm
+        self.functions = load.functions
         #: The history's row for this lifetime, 0 until it has one.
         self.row = 0
 
@@ -265,6 +281,9 @@ IN_MODULE: Final = Reason("no symbol is known at this address of a module")
 NOT_LOADED: Final = Reason(
     "nothing with a name was loaded at this address at that time (classic BPF filters have none)"
 )
+#: Where no BPF is near.
+NO_MODULE: Final = Reason("no module was loaded at this address at that time")
+BETWEEN: Final = Reason("a module was here, but none of its functions")
 AMBIGUOUS: Final = Reason("two symbols followed each other here too closely to tell")
 LOST: Final = Reason("changes around that time may have been lost")
 OUTSIDE_HISTORY: Final = Reason("the history does not cover that time")

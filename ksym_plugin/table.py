@@ -24,6 +24,7 @@ from ksym_plugin.symbols import (
     KERNEL,
     LOST,
     MODULE,
+    NO_MODULE,
     NOT_LOADED,
     UNKNOWN_ADDRESS,
     Frame,
@@ -201,4 +202,4 @@ def _doubt(frame: Frame | Reason) -> Frame | Reason:
         if frame.kind in (KERNEL, MODULE):
             return frame
         return Frame(frame.address, frame.name, frame.offset, frame.module, frame.kind, GAP)
-    return LOST if frame in (NOT_LOADED, UNKNOWN_ADDRESS, AMONG_BPF) else frame
+    return LOST if frame in (NOT_LOADED, NO_MODULE, UNKNOWN_ADDRESS, AMONG_BPF) else frame

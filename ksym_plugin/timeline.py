@@ -5,7 +5,8 @@ its load and unload. Who sat at an address at a given time is worked out when as
 one rule: **the last symbol loaded over an address has it**, until another is loaded
 over it. So a symbol whose unload was lost ends where the next one begins, an address
 after the unload answers for 2 s with the symbol that may be running there (GRACE), two
-symbols never share an address, and changes may be applied in any order.
+symbols never share an address, and changes may be applied in any order. Nothing runs in
+a module that has gone: it has no such grace.
 
 A symbol whose end is only an upper bound (``open_ended``) has an address by that rule
 only if it can reach it: its true end lies before the start of everything that was
@@ -22,9 +23,9 @@ from bisect import bisect_right
 from ksym_plugin.ledger import Ledger
 from ksym_plugin.places import CELL_SHIFT, PAGE_SHIFT, Places
 from ksym_plugin.precedence import (
-    GRACE_SPAN,
     are_tied,
     coexisted,
+    grace,
     is_over,
     loaded_after,
     outranks,
@@ -36,6 +37,7 @@ from ksym_plugin.symbols import (
     GAP,
     GRACE,
     LOST,
+    NO_MODULE,
     NOT_LOADED,
     UNKNOWN_ADDRESS,
     Lifetime,
@@ -69,6 +71,9 @@ class Timeline:
 
     Not safe for use from several threads at once; its owner holds a lock.
     """
+
+    #: Whether it is told of modules; then no other table of them is of use.
+    has_modules = False
 
     def __init__(self) -> None:
         self._ground = 0
@@ -233,7 +238,7 @@ class Timeline:
         unloaded = lifetime.unloaded_latest
         if unloaded is None or time <= unloaded:
             return lifetime, GAP if self._gap_ends and self.lost_between(time, time) else EXACT
-        if time - unloaded > GRACE_SPAN:
+        if time - unloaded > grace(lifetime):
             return self._miss(lifetime.symbol.start, True, time)
         # What came and went in a gap since the unload could have taken the place.
         since = lifetime.unloaded_earliest
@@ -244,18 +249,23 @@ class Timeline:
     def _miss(self, address: int, held: bool, time: int) -> Answer:
         if self._gap_ends and self.lost_between(time, time):
             return None, LOST
+        is_among_bpf = self._places.is_among_bpf(address)
         if held:
-            return None, NOT_LOADED
-        return None, AMONG_BPF if self._places.is_among_bpf(address) else UNKNOWN_ADDRESS
+            return None, NOT_LOADED if is_among_bpf else NO_MODULE
+        return None, AMONG_BPF if is_among_bpf else UNKNOWN_ADDRESS
 
     def _settle(
         self, address: int, best: Lifetime | None, rivals: list[Lifetime], time: int
     ) -> Answer:
         """Decide between the symbol that was there and those that may have come already."""
+        ended = None if best is None else best.unloaded_earliest
+        if ended is not None and time < ended:
+            # Whoever came after its end was not there yet.
+            rivals = [rival for rival in rivals if rival.loaded_latest < ended]
         candidates = [
             one
             for one in (rivals if best is None else [best, *rivals])
-            if one.unloaded_latest is None or time - one.unloaded_latest <= GRACE_SPAN
+            if one.unloaded_latest is None or time - one.unloaded_latest <= grace(one)
         ]
         names = {(lifetime.symbol.start, lifetime.symbol.name) for lifetime in candidates}
         if len(names) > 1:

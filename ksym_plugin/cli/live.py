@@ -25,6 +25,7 @@ class Unrecorded:
 
     __slots__ = ()
     extent = 0
+    has_modules = False
 
     def at(self, address: int, time_ns: int, /) -> Answer:
         return None, OUTSIDE_HISTORY

@@ -22,7 +22,9 @@ from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources import AUTO, names, open_source
 from ksym_plugin.sources.details import DetailsProcess
-from ksym_plugin.symbols import BPF_PROG
+from ksym_plugin.sources.module_events import LISTING
+from ksym_plugin.sources.modules import Modules
+from ksym_plugin.symbols import BPF_PROG, MODULE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -148,7 +150,8 @@ def _record(
         stack.callback(clock.close)
         is_new = not os.path.exists(output)
         writer = HistoryWriter(output, source.name, started, kernel_text.start())
-        recorder = Recorder(source, writer, clock, details)
+        modules = _modules(stack, writer)
+        recorder = Recorder(source, writer, clock, details, modules)
         try:
             recorder.start()
         except BaseException:
@@ -170,7 +173,7 @@ def _record(
                 recorder.finish()
         if not run.told:
             say(_summary(recorder, recorder.changes - before, output))
-        for note in details.notes if details is not None else ():
+        for note in (note for child in (details, modules) if child for note in child.notes):
             say(note)
         if stats:
             for line in costs.lines(source, recorder, output):
@@ -190,6 +193,20 @@ def _details(stack: contextlib.ExitStack) -> DetailsProcess | None:
     stack.callback(details.close)
     details.wait()
     return details
+
+
+def _modules(stack: contextlib.ExitStack, writer: HistoryWriter) -> Modules | None:
+    """What follows the kernel's modules, where it has any; None, and said, if it cannot."""
+    if not os.path.exists(LISTING):
+        return None
+    earlier = [lifetime for lifetime in writer.earlier if lifetime.symbol.kind == MODULE]
+    try:
+        modules = Modules(earlier, writer.covered_before)
+    except (SourceError, OSError) as error:
+        say(f"the history will have no modules ({error})")
+        return None
+    stack.callback(modules.close)
+    return modules
 
 
 def _measure(source: Source) -> None:

@@ -8,7 +8,7 @@ import click
 
 from ksym_plugin import kernel_id
 from ksym_plugin.cli import live, lookup, options
-from ksym_plugin.cli.output import hexadecimal, write_json, write_lines
+from ksym_plugin.cli.output import hexadecimal, plural, write_json, write_lines
 from ksym_plugin.cli.times import Dial
 from ksym_plugin.histories import describe
 
@@ -43,7 +43,7 @@ def command(
     as_json: bool,
     pattern: str,
 ) -> None:
-    """List BPF symbols: those live at a time, by default the latest that is covered.
+    """List BPF symbols and modules: those live at a time, by default the latest that is covered.
 
     PATTERN is a part of the name, or a whole one with * and ?. A window in brackets says
     how much earlier it can have happened. Without a history, what is live now is listed.
@@ -131,8 +131,13 @@ def _table(found: Iterable[Lifetime], dial: Dial) -> Iterator[str]:
             "-" if life.prog_id is None else life.prog_id,
             dial.window(life.loaded_earliest, life.loaded_latest),
             dial.window(life.unloaded_earliest, life.unloaded_latest),
-            symbol.name,
+            symbol.name + _kind(life),
         )
+
+
+def _kind(life: Lifetime) -> str:
+    """What a name alone does not tell: that it is a module's."""
+    return "" if life.functions is None else f" (module, {plural(len(life.functions), 'name')})"
 
 
 def _document(
@@ -195,6 +200,7 @@ def _symbol(life: Lifetime, dial: Dial) -> dict[str, Any]:
     unloaded = None
     if life.unloaded_earliest is not None and life.unloaded_latest is not None:
         unloaded = [dial.of(life.unloaded_earliest), dial.of(life.unloaded_latest)]
+    functions = {} if life.functions is None else {"names": len(life.functions)}
     return {
         "start": hexadecimal(symbol.start),
         "end": hexadecimal(symbol.end),
@@ -210,4 +216,5 @@ def _symbol(life: Lifetime, dial: Dial) -> dict[str, Any]:
             dial.of(life.loaded_latest),
         ],
         "unloaded": unloaded,
+        **functions,
     }

@@ -11,7 +11,7 @@ from ksym_plugin.clocks import clock_of_attr
 from ksym_plugin.errors import KsymError
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.perf import data, known, outputs
-from ksym_plugin.perf.kept import BpfFrames, CoreFrames
+from ksym_plugin.perf.kept import CoreFrames, PassingFrames
 from ksym_plugin.perf.naming import Tally, clean, decide, is_core, nameless_dso, spelled
 from ksym_plugin.perf.output import give_up_output, say
 from ksym_plugin.perf.placing import Placer
@@ -51,6 +51,7 @@ class Handler:
         self.is_cut_short = False
         self._known = known.find(options.history, data_path, self.recorded)
         self._past, self._clock_map = self._known.past, self._known.clock_map
+        self._has_modules = self._past is not None and self._past.has_modules
         self._monotonic = Stamps(options.clock, self._clock_map).monotonic
         self._image: Image | None = None
         self._kernel_lines: KernelLines | None = None
@@ -66,9 +67,9 @@ class Handler:
         wants_lines = options.wants_lines
         self._placer = Placer(self._known.lines, self._kernel_lines) if wants_lines else None
         self._core = CoreFrames(self._kernel_lines is not None)
-        self._callers = BpfFrames(self._past, self.tally)
+        self._callers = PassingFrames(self._past, self.tally)
         #: Where lines matter a leaf is not spelled as a caller at the same address is.
-        self._leaves = BpfFrames(self._past, self.tally) if wants_lines else self._callers
+        self._leaves = PassingFrames(self._past, self.tally) if wants_lines else self._callers
 
     def _open_image(self, path: str, with_lines: bool) -> None:
         from ksym_plugin.perf import vmlinux
@@ -178,17 +179,19 @@ class Handler:
         if isinstance(answer, Reason) and not name and not self._has_statics:
             self._load_statics()
             answer = self._resolver.resolve(address, time_ns)
-        held = decide(answer, name, dso, self.tally)
+        held = decide(answer, name, dso, self.tally, self._has_modules)
         if held is None:
             return self._output.kernel(address, "", None, nameless_dso(answer, name, clean(dso)))
         if isinstance(held, Frame):
             place = None if self._placer is None else self._placer.of(held, is_leaf)
             piece = self._output.kernel(address, spelled(held), held.offset, _dso(held, dso), place)
-            (self._leaves if is_leaf else self._callers).remember(node, held, piece)
+            (self._leaves if is_leaf else self._callers).remember(node, answer, held, piece)
             return piece
         if is_core(dso) and _is_fixed(answer):
             return self._in_core(address, held, node.get("sym_off"), clean(dso), is_leaf)
-        return self._output.kernel(address, held, node.get("sym_off"), clean(dso))
+        piece = self._output.kernel(address, held, node.get("sym_off"), clean(dso))
+        (self._leaves if is_leaf else self._callers).remember(node, answer, held, piece)
+        return piece
 
     def _in_core(self, address: int, name: str, offset: int | None, dso: str, is_leaf: bool) -> str:
         """A frame of the core image, which is kept."""
@@ -239,9 +242,9 @@ def _leaf(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_fixed(answer: Frame | Reason) -> bool:
-    """Whether an address answers the same at all times: BPF never held it."""
+    """Whether an address answers the same at all times: nothing that comes and goes held it."""
     if isinstance(answer, Frame):
-        return answer.module != BPF_MODULE
+        return answer.lifetime is None and answer.module != BPF_MODULE
     return answer is UNKNOWN_ADDRESS
 
 

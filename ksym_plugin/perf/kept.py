@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ksym_plugin.perf.naming import clean, count
-from ksym_plugin.symbols import BPF_MODULE, EXACT
+from ksym_plugin.symbols import EXACT, MODULE, Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ksym_plugin.history import Past
     from ksym_plugin.perf.known import Live
     from ksym_plugin.perf.naming import Tally
-    from ksym_plugin.symbols import Frame
+    from ksym_plugin.symbols import Reason
 
 
 class CoreFrames:
-    """Spellings of frames at addresses that BPF never held.
+    """Spellings of frames at addresses that neither BPF nor a module ever held.
 
     ``leaves`` are those of samples' first frames, which with source lines differ from
     ``callers`` at the same address; else both are one.
@@ -61,8 +61,8 @@ class CoreFrames:
         self._met.clear()
 
 
-class BpfFrames:
-    """BPF frames that the history is sure of, each for as long as it is."""
+class PassingFrames:
+    """Frames of BPF and of modules that the history is sure of, each for as long as it is."""
 
     __slots__ = ("_kept", "_past", "_tally")
 
@@ -84,10 +84,15 @@ class BpfFrames:
         repeated.times += 1
         return repeated.piece
 
-    def remember(self, node: dict[str, Any], frame: Frame, piece: str) -> None:
-        """Keep a frame if it may come again."""
-        if frame.module != BPF_MODULE or frame.certainty != EXACT or self._past is None:
+    def remember(
+        self, node: dict[str, Any], answer: Frame | Reason, held: Frame | str, piece: str
+    ) -> None:
+        """Keep a frame if it may come again: ``held`` is the history's answer, or perf's name."""
+        if not isinstance(answer, Frame) or answer.lifetime is None or self._past is None:
             return
+        if answer.certainty != EXACT or (held is not answer and answer.kind != MODULE):
+            return
+        frame = held if isinstance(held, Frame) else None
         address, symbol = node["ip"], node.get("sym")
         since, until = self._past.steady(address)
         if since < until:
@@ -106,14 +111,14 @@ class BpfFrames:
 class _Repeated:
     """A frame that is as it was the last time, from ``since`` to ``until``.
 
-    So it is, if perf says the same of it: ``symbol`` and ``dso``. ``times`` counts how
-    often it came again; the tally is told at the end.
+    So it is, if perf says the same of it: ``symbol`` and ``dso``. ``frame`` is None where
+    perf's name stood. ``times`` counts how often it came again; the tally is told at the end.
     """
 
     __slots__ = ("dso", "frame", "piece", "since", "symbol", "times", "until")
 
     def __init__(
-        self, since: int, until: int, symbol: str, dso: str, frame: Frame, piece: str
+        self, since: int, until: int, symbol: str, dso: str, frame: Frame | None, piece: str
     ) -> None:
         self.since = since
         self.until = until
@@ -124,5 +129,8 @@ class _Repeated:
         self.times = 0
 
     def settle(self, tally: Tally) -> None:
-        count(self.frame, clean(self.symbol), tally, self.times)
+        if self.frame is None:
+            tally.confirmed += self.times
+        else:
+            count(self.frame, clean(self.symbol), tally, self.times)
         self.times = 0

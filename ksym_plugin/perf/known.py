@@ -118,6 +118,7 @@ class Live:
     """What is loaded now, and since when: of what was there before, nothing is known."""
 
     __slots__ = ("_timeline",)
+    has_modules = False
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline

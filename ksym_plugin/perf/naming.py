@@ -9,11 +9,14 @@ from __future__ import annotations
 from ksym_plugin.symbols import (
     AMBIGUOUS,
     AMONG_BPF,
+    BETWEEN,
     BPF_MODULE,
     EXACT,
     GAP,
     GRACE,
     LOST,
+    MODULE,
+    NO_MODULE,
     NOT_LOADED,
     OTHER_BPF,
     OUTSIDE_HISTORY,
@@ -122,9 +125,23 @@ def is_core(dso: str) -> bool:
     return dso == "[kernel.kallsyms]" or "/vmlinux" in dso
 
 
-def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame | str | None:
-    """The frame that holds, or perf's ``name`` where that stands, or None for no name."""
+def is_module(dso: str) -> bool:
+    """Whether perf found a name in a module."""
+    if dso.startswith("["):
+        return not is_core(dso) and dso != BPF_MODULE and not dso.startswith(("[guest", "[__"))
+    return ".ko" in dso.rpartition("/")[2]
+
+
+def decide(
+    answer: Frame | Reason, name: str, dso: str, tally: Tally, has_modules: bool = False
+) -> Frame | str | None:
+    """The frame that holds, or perf's ``name`` where that stands, or None for no name.
+
+    ``has_modules`` says that the history knows modules as well, and not only BPF.
+    """
     if isinstance(answer, Frame):
+        if answer.kind == MODULE and answer.lifetime is not None:
+            return _decide_module(answer, name, tally)
         theirs = bool(name) and not is_bpf_name(name, dso)
         has_gone = answer.certainty != EXACT and not is_core(dso)
         if theirs and (answer.module != BPF_MODULE or has_gone):
@@ -134,7 +151,9 @@ def decide(answer: Frame | Reason, name: str, dso: str, tally: Tally) -> Frame |
             return name
         count(answer, name, tally)
         return answer
-    known_otherwise = answer in (NOT_LOADED, AMBIGUOUS) and is_bpf_name(name, dso)
+    is_gone = answer in (NOT_LOADED, NO_MODULE, AMBIGUOUS)
+    comes_and_goes = is_bpf_name(name, dso) or (has_modules and is_module(dso))
+    known_otherwise = answer is BETWEEN or (is_gone and comes_and_goes)
     known_otherwise = known_otherwise or (answer in _UNNAMED_BPF and is_neighbour(name, dso))
     if name and answer is LOST and is_bpf_name(name, dso):
         tally.unverified += 1
@@ -157,6 +176,19 @@ def nameless_dso(answer: Frame | Reason, name: str, dso: str) -> str:
     if answer in _UNNAMED_BPF and (name or not dso or is_core(dso)):
         return BPF_MODULE
     return "" if name else dso
+
+
+def _decide_module(answer: Frame, name: str, tally: Tally) -> Frame | str:
+    """perf's name stands if it is one of those that the function has."""
+    lifetime = answer.lifetime
+    functions = None if lifetime is None else lifetime.functions
+    if lifetime is not None and functions is not None:
+        names = functions.names(answer.address - lifetime.symbol.start)
+        if name in names:
+            tally.confirmed += 1
+            return name
+    count(answer, name, tally)
+    return answer
 
 
 def count(frame: Frame, name: str, tally: Tally, times: int = 1) -> None:

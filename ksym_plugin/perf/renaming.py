@@ -97,6 +97,7 @@ class Renamer:
         self._doubt = doubt
         self._follow = follow
         self._covered = 0
+        self._has_modules = past is not None and past.has_modules
         self._resolver = Resolver(past)
         self._witnesses: dict[int, int] = {}
         self._header: Header | None = None
@@ -122,7 +123,7 @@ class Renamer:
         if answer is COARSE and name:
             self.tally.coarse += 1
             return line
-        held = decide(answer, name, dso, self.tally)
+        held = decide(answer, name, dso, self.tally, self._has_modules)
         if isinstance(held, Frame):
             offset = f"+{held.offset:#x}" if frame.offset or not name else ""
             return _rewritten(line, frame, spelled(held) + offset, _dso(held, dso))

@@ -13,9 +13,9 @@ from math import inf
 
 from ksym_plugin.perf.naming import spelled
 from ksym_plugin.perf.renaming import bytes_of
-from ksym_plugin.resolver import FIRST_MARKER, Resolver
+from ksym_plugin.resolver import FIRST_MARKER, Resolver, named
 from ksym_plugin.stacks.spelling import tidied
-from ksym_plugin.symbols import EXACT, Frame, Reason
+from ksym_plugin.symbols import EXACT, MODULE, Frame, Reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
         @property
         def extent(self) -> int: ...
+        @property
+        def has_modules(self) -> bool: ...
         def at(self, address: int, time_ns: int, /) -> Answer: ...
         def lifetimes(self) -> list[Lifetime]: ...
 
@@ -72,6 +74,8 @@ class Repairer:
         self._held: list[Lifetime] | None = None
         self._starts: list[int] = []
         self._longest = 0
+        #: Modules are few and long: they would make every search a long one.
+        self._modules: list[Lifetime] = []
         self.stacks = 0
         self.named = 0
         self.without_address = 0
@@ -137,22 +141,22 @@ class Repairer:
 
     def _ever(self, address: int) -> Found:
         """The only symbol that was ever at an address, as far as the history goes."""
-        only: Lifetime | None = None
+        only: Found | None = None
         for lifetime in self._reaching(address):
-            if only is not None and _name(only) != _name(lifetime):
+            found = named(address, lifetime, EXACT)
+            if only is not None and _name(only) != _name(found):
                 return _SEVERAL
-            only = lifetime
-        if only is None:
-            return self._resolver.resolve(address, _NO_TIME)
-        symbol = only.symbol
-        offset = address - symbol.start
-        return Frame(address, symbol.name, offset, symbol.module, symbol.kind, EXACT)
+            only = found
+        return self._resolver.resolve(address, _NO_TIME) if only is None else only
 
     def _reaching(self, address: int) -> Iterator[Lifetime]:
         """Every lifetime that can have had an address."""
         if self._held is None:
             self._read()
         held = self._held or ()
+        for module in self._modules:
+            if module.symbol.start <= address < module.symbol.end:
+                yield module
         after = bisect_right(self._starts, address)
         beside: dict[int, _Beside] = {}
         for at in range(after - 1, -1, -1):
@@ -170,14 +174,17 @@ class Repairer:
 
     def _read(self) -> None:
         held = self._past.lifetimes() if self._past is not None else []
-        self._held = sorted(held, key=lambda lifetime: lifetime.symbol.start)
+        self._modules = [lifetime for lifetime in held if lifetime.symbol.kind == MODULE]
+        others = (lifetime for lifetime in held if lifetime.symbol.kind != MODULE)
+        self._held = sorted(others, key=lambda lifetime: lifetime.symbol.start)
         self._starts = [lifetime.symbol.start for lifetime in self._held]
         lengths = (lifetime.symbol.end - lifetime.symbol.start for lifetime in self._held)
         self._longest = max(lengths, default=0)
 
 
-def _name(lifetime: Lifetime) -> tuple[int, str]:
-    return lifetime.symbol.start, lifetime.symbol.name
+def _name(found: Found) -> tuple[int, str] | Reason:
+    """What an answer is compared by."""
+    return (found.address - found.offset, found.name) if isinstance(found, Frame) else found
 
 
 class _Beside:

@@ -89,6 +89,6 @@ def test_symbols_compare_by_value() -> None:
 
 def test_reasons_are_told_apart_by_identity_and_text() -> None:
     reasons = [value for value in vars(symbols).values() if isinstance(value, symbols.Reason)]
-    assert len(reasons) == 10
+    assert len(reasons) == 12
     assert len({reason.text for reason in reasons}) == len(reasons)
     assert symbols.Reason(symbols.LOST.text) != symbols.LOST

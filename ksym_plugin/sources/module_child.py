@@ -1,0 +1,199 @@
+"""The process that finds out which functions are in modules, and ends.
+
+It is one of its own, for each load, so that what takes long neither keeps a name from
+being recorded nor stays in the recorder's memory. A module's ELF file has the truth; where
+there is none, or more modules are asked for than are worth it, /proc/kallsyms tells, of
+which only what precedes BPF's lines is read: those alone make reading it slow.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+import time
+from bisect import bisect_right
+
+from ksym_plugin import kallsyms_lines as line_of
+from ksym_plugin.errors import KsymError
+from ksym_plugin.kallsyms import PAGE, Kallsyms
+from ksym_plugin.kallsyms_text import KallsymsText
+from ksym_plugin.packed_functions import pack
+from ksym_plugin.symbols import MODULE, Symbol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO, Final, Optional
+
+    from ksym_plugin.elf import ElfFile
+    from ksym_plugin.packed_functions import Row
+
+    #: Name, base address, bytes, sections, build id.
+    Question = tuple[str, int, int, dict[str, int], Optional[str]]
+    #: Where code is, how long, and its functions as ``pack`` makes them; there may be none.
+    Code = tuple[int, int, bytes]
+    #: Why there are none, or ""; when that was so; its code, and that for its init alone.
+    Answer = tuple[str, int, Code, Code]
+
+KALLSYMS: Final = "/proc/kallsyms"
+#: An ELF file takes some 10 ms, kallsyms 50 ms for all there are.
+_MOST_FILES: Final = 8
+#: How long an init function is waited for, whose module only kallsyms can tell of.
+_PATIENCE: Final = 3.0
+_PAUSE: Final = 0.02
+_BLOCK: Final = 1 << 17
+_INIT: Final = ".init"
+_NONE: Final = (0, 0, b"")
+_BPF: Final = b"\t[bpf]"
+
+
+def main() -> None:
+    """Answer the questions on stdin on stdout, in their order."""
+    questions = marshal.loads(sys.stdin.buffer.read())  # noqa: S302 - the recorder's own
+    sys.stdout.buffer.write(marshal.dumps(answers(questions, os.uname().release)))
+
+
+def answers(questions: list[Question], release: str, kallsyms: str = KALLSYMS) -> list[Answer]:
+    """An answer for each question."""
+    found: dict[int, Answer] = {}
+    if len(questions) <= _MOST_FILES:
+        for number, question in enumerate(questions):
+            answer = _by_file(question, release)
+            if answer is not None:
+                found[number] = answer
+    rest = [number for number in range(len(questions)) if number not in found]
+    if rest:
+        asked = [questions[number] for number in rest]
+        found.update(zip(rest, _by_kallsyms(asked, kallsyms)))
+    return [found[number] for number in range(len(questions))]
+
+
+def _by_file(question: Question, release: str) -> Answer | None:
+    """By the module's file; None where that cannot be used."""
+    from ksym_plugin.sources import module_files
+
+    name, base, size, sections, build_id = question
+    path = module_files.path_of(name, release) if sections and build_id else None
+    if path is None:
+        return None
+    try:
+        file = module_files.read(path, sections, build_id)
+    except (KsymError, ImportError):
+        return None
+    rows, init = parted(functions_of(file), sections)
+    # Which module it was is known by its sections: it may have gone meanwhile.
+    return _answer(rows, init, base, size, 0) if rows else None
+
+
+def parted(rows: list[Row], sections: dict[str, int]) -> tuple[list[Row], list[Row]]:
+    """Functions that stay, and those that are let go after the init function."""
+    places = sorted((address, name) for name, address in sections.items())
+    starts = [address for address, _ in places]
+    parts: tuple[list[Row], list[Row]] = ([], [])
+    for row in rows:
+        _, section = places[bisect_right(starts, row[0]) - 1]
+        parts[section.startswith(_INIT)].append(row)
+    return parts
+
+
+def functions_of(file: ElfFile) -> list[Row]:
+    """Start, length and name of each function, aliases behind the best name."""
+    rows = []
+    for start in file.starts:
+        found = file.find(start)
+        if found is not None and found[0] == start:
+            rows += [(start, found[1] - start, name) for name in (found[2], *file.aliases(start))]
+    return rows
+
+
+def _by_kallsyms(questions: list[Question], path: str) -> list[Answer]:
+    _await_inits([name for name, *_ in questions])
+    now = time.monotonic_ns()
+    try:
+        with open(path, "rb") as file:
+            by_module = functions_in(file)
+    except (OSError, KsymError) as error:
+        return [(str(error), now, _NONE, _NONE) for _ in questions]
+    found = []
+    for name, base, size, *_ in questions:
+        rows = by_module.get(name)
+        if rows:
+            found.append(_answer(rows, [], base, size, now))
+        else:
+            found.append(("the kernel does not tell its functions", now, _NONE, _NONE))
+    return found
+
+
+def functions_in(file: IO[bytes]) -> dict[str, list[Row]]:
+    """The functions of all modules in the text of a kallsyms table, by module."""
+    text = _module_lines(file)
+    table = Kallsyms(text, {})
+    starts: dict[str, set[int]] = {}
+    for line in text.lines:
+        if line_of.is_function(line):
+            name, module = line_of.split(line)
+            if module is not None and line_of.kind_of(name, module) == MODULE:
+                starts.setdefault(module, set()).add(line_of.address_of(line))
+    return {module: _bounded(table, of_one) for module, of_one in starts.items()}
+
+
+def _module_lines(file: IO[bytes]) -> KallsymsText:
+    """The lines of modules, which follow the kernel's own; what follows is not read."""
+    text = KallsymsText()
+    while True:
+        block = file.read(_BLOCK)
+        if block and not block.endswith(b"\n"):
+            block += file.readline(_BLOCK)
+        end = block.find(_BPF)
+        if end >= 0:
+            block = block[: block.rfind(b"\n", 0, end) + 1]
+        if b"\t[" in block:
+            text.add(b"".join(line for line in block.splitlines(True) if b"\t[" in line))
+        if end >= 0 or not block:
+            return text
+
+
+def _bounded(table: Kallsyms, starts: set[int]) -> list[Row]:
+    """The functions that begin at ``starts``.
+
+    Where another of the same module does not follow, nothing tells how far one goes: the
+    rest of its page is the module's in any case.
+    """
+    rows = []
+    for start in sorted(starts):
+        symbol = table.find(start)
+        if isinstance(symbol, Symbol):
+            end = symbol.end if symbol.end in starts else min(symbol.end, (start | (PAGE - 1)) + 1)
+            rows += [(start, end - start, name) for name in table.aliases(start)]
+    return rows
+
+
+def _await_inits(names: list[str]) -> None:
+    """Let init functions end: until then kallsyms lists what is let go after that as well."""
+    give_up = time.monotonic() + _PATIENCE
+    while any(map(_is_coming, names)) and time.monotonic() < give_up:
+        time.sleep(_PAUSE)
+
+
+def _is_coming(name: str) -> bool:
+    try:
+        with open(f"/sys/module/{name}/initstate", encoding="ascii") as file:
+            return file.read().strip() == "coming"
+    except OSError:
+        return False
+
+
+def _answer(rows: list[Row], init: list[Row], base: int, size: int, now: int) -> Answer:
+    """What is known of a module; a problem if its functions are not where it is."""
+    code = _packed(rows)
+    if not base <= code[0] < code[0] + code[1] <= base + size:
+        return "its functions are not where it is", now, _NONE, _NONE
+    return "", now, code, _packed(init) if init else _NONE
+
+
+def _packed(rows: list[Row]) -> Code:
+    """Functions relative to the lowest one."""
+    first = rows[0][0]
+    end = max(start + length for start, length, _ in rows)
+    data = pack((start - first, length, name) for start, length, name in rows)
+    return first, end - first, data

@@ -1,0 +1,121 @@
+"""What the kernel says of its modules: uevents as they come and go, and the list of them.
+
+A uevent wakes, and makes sure; who is there, and where, is in /proc/modules. Since Linux
+5.11 a module's "add" comes once its init function has returned, which may take seconds:
+until then the list alone tells of it. Its "remove" comes before its memory is let go.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from ksym_plugin.errors import SourceError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+LISTING: Final = "/proc/modules"
+LOADING: Final = "Loading"
+UNLOADING: Final = "Unloading"
+
+_NETLINK_KOBJECT_UEVENT: Final = 15
+_KERNEL_GROUP: Final = 1
+_KERNEL_PORT: Final = 0
+_SO_RCVBUFFORCE: Final = 33
+#: Devices can come by the thousand, and each has events: they wait here until they are read.
+_ROOM: Final = 4 << 20
+#: The longest uevent (UEVENT_BUFFER_SIZE in linux/kobject.h), and its beginning.
+_LONGEST: Final = 2304
+_ADDED: Final = b"add@/module/"
+_REMOVED: Final = b"remove@/module/"
+
+
+class Uevents:
+    """The kernel's uevents about modules, from now on. Needs no privilege; SourceError."""
+
+    def __init__(self) -> None:
+        try:
+            self._socket = socket.socket(
+                socket.AF_NETLINK,
+                socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC,
+                _NETLINK_KOBJECT_UEVENT,
+            )
+        except OSError as error:
+            raise _deaf(error) from error
+        try:
+            self._socket.bind((0, _KERNEL_GROUP))
+        except OSError as error:
+            self._socket.close()
+            raise _deaf(error) from error
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM)
+        except OSError:  # Without CAP_NET_ADMIN it is as large as others' are.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _ROOM)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read(self) -> tuple[list[tuple[bool, str]], bool]:
+        """What came since the last call, as (whether it was added, name); whether some was lost."""
+        found: list[tuple[bool, str]] = []
+        lost = False
+        while True:
+            try:
+                data, sender = self._socket.recvfrom(_LONGEST)
+            except BlockingIOError:
+                return found, lost
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                lost = True
+                continue
+            event = parse(data)
+            if event is not None and sender[0] == _KERNEL_PORT:
+                found.append(event)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def parse(data: bytes) -> tuple[bool, str] | None:
+    """Whether a module was added, and its name; None for all that is not about a module."""
+    for is_added, prefix in ((True, _ADDED), (False, _REMOVED)):
+        if data.startswith(prefix):
+            name = data[len(prefix) :].partition(b"\0")[0]
+            # What lies under a module are its holders and parameters.
+            return None if b"/" in name else (is_added, name.decode("ascii", "replace"))
+    return None
+
+
+class Listed:
+    """A line of /proc/modules: what a module is called, how large it is, and where."""
+
+    __slots__ = ("base", "name", "size", "state")
+
+    def __init__(self, name: str, size: int, state: str, base: int) -> None:
+        self.name = name
+        self.size = size
+        self.state = state
+        self.base = base
+
+
+def parse_listing(text: str) -> dict[str, Listed]:
+    """The modules by name; ``base`` is 0 where the kernel hides addresses.
+
+    A line is: name, bytes, use count, users, state, address, perhaps taints.
+    """
+    found = {}
+    for line in text.splitlines():
+        fields = line.split()
+        try:
+            name, size, state, base = fields[0], int(fields[1]), fields[4], int(fields[5], 16)
+        except (IndexError, ValueError):
+            continue
+        found[name] = Listed(name, size, state, base)
+    return found
+
+
+def _deaf(error: OSError) -> SourceError:
+    return SourceError(f"the kernel's uevents cannot be listened to ({error.strerror})")

@@ -1,0 +1,213 @@
+"""Which functions are in a module: by its file, or by the lines of kallsyms."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import marshal
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ksym_plugin.elf import ElfError
+from ksym_plugin.packed_functions import PackedFunctions
+from ksym_plugin.sources import module_child, module_files
+from ksym_plugin.sources.module_reader import ModuleReader
+from tests.unit.elf_files import LOCAL, WEAK, Sym, vmlinux
+
+BASE = 0xFFFF_FFFF_C100_0000
+SECTIONS = {".text": BASE, ".init.text": BASE + 0x8000}
+SYMBOLS = [
+    Sym("cleanup_module", 0x200, 0x20),
+    Sym("m_exit", 0x200, 0x20, binding=LOCAL),
+    Sym("first", 0x0, 0x30),
+    Sym("weak_first", 0x0, 0x30, binding=WEAK),
+    Sym("assembly", 0x40),
+    Sym("second", 0x80, 0x100),
+]
+TABLE = f"""\
+ffffffff81000000 T _text
+ffffffff81000010 T core_function
+{BASE:016x} t __pfx_first\t[m]
+{BASE + 0x10:016x} t first\t[m]
+{BASE + 0x2000:016x} d data\t[m]
+{BASE + 0x80:016x} T second\t[m]
+{BASE + 0x200:016x} t m_exit\t[m]
+{BASE + 0x200:016x} T cleanup_module\t[m]
+{BASE + 0x10FF0:016x} t lonely\t[other_module]
+ffffffffc2000000 t bpf_prog_0123456789abcdef_p\t[bpf]
+{BASE + 0x40:016x} t not_read\t[m]
+"""
+
+
+def laid_out(folder: Path, name: str, data: bytes) -> Path:
+    """A module's file as depmod knows it."""
+    tree = folder / "6.0-test"
+    (tree / "kernel/lib").mkdir(parents=True)
+    (tree / "kernel/lib" / name).write_bytes(data)
+    (tree / "modules.dep").write_text(
+        f"kernel/fs/other.ko: kernel/lib/{name}\nkernel/lib/{name}:\n"
+    )
+    return tree / "kernel/lib" / name
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [("my-mod.ko", bytes), ("my-mod.ko.xz", lzma.compress), ("my-mod.ko.gz", gzip.compress)],
+)
+def test_functions_are_those_of_the_file_at_its_sections(
+    tmp_path: Path, name: str, pack: object
+) -> None:
+    pytest.importorskip("elftools")
+    file = laid_out(tmp_path, name, pack(vmlinux(SYMBOLS, 0x400, type=1)))  # type: ignore[operator]
+    path = module_files.path_of("my_mod", "6.0-test", str(tmp_path))
+    assert path == str(file)
+    assert path is not None
+    rows = module_child.functions_of(module_files.read(path, SECTIONS, "1234"))
+    assert rows == [
+        (BASE, 0x30, "first"),
+        (BASE, 0x30, "weak_first"),
+        (BASE + 0x40, 0x40, "assembly"),
+        (BASE + 0x80, 0x100, "second"),
+        (BASE + 0x200, 0x20, "cleanup_module"),
+        (BASE + 0x200, 0x20, "m_exit"),
+    ]
+
+
+def test_a_file_is_used_only_if_it_is_what_was_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("elftools")
+    path = str(laid_out(tmp_path, "m.ko", vmlinux(SYMBOLS, 0x400, type=1)))
+    for build_id in ("123456", None):
+        with pytest.raises(ElfError, match="not what was loaded"):
+            module_files.read(path, SECTIONS, build_id)
+
+
+def test_init_code_is_told_apart() -> None:
+    rows = [(BASE + at, 8, str(at)) for at in (0, 0x1000, 0x7FF8, 0x8000, 0x8100, 0x9000)]
+    sections = {**SECTIONS, ".data": BASE + 0x2000, ".exit.text": BASE + 0x9000}
+    stays, goes = module_child.parted(rows, sections)
+    assert [name for *_, name in goes] == [str(0x8000), str(0x8100)]
+    assert sorted(stays + goes) == rows
+
+
+@pytest.mark.parametrize("name", ["m.ko.xz", "m.ko.gz", "m.ko.zst", "m.ko.lz4", "m.ko"])
+def test_what_cannot_be_unpacked_is_an_error(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("elftools")
+    path = str(laid_out(tmp_path, name, b"neither packed nor a module"))
+    with pytest.raises(ElfError):
+        module_files.read(path, SECTIONS, "1234")
+
+
+def test_a_module_from_elsewhere_has_no_file(tmp_path: Path) -> None:
+    laid_out(tmp_path, "m.ko", b"")
+    assert module_files.path_of("own", "6.0-test", str(tmp_path)) is None
+    assert module_files.path_of("m", "6.1-test", str(tmp_path)) is None
+
+
+def test_kallsyms_tells_up_to_the_first_line_of_bpf() -> None:
+    functions = module_child.functions_in(io.BytesIO(TABLE.encode()))
+    assert functions["m"] == [
+        (BASE, 0x10, "__pfx_first"),
+        (BASE + 0x10, 0x70, "first"),
+        (BASE + 0x80, 0x180, "second"),
+        # Nothing of this module's code follows: not more than its page.
+        (BASE + 0x200, 0xE00, "cleanup_module"),
+        (BASE + 0x200, 0xE00, "m_exit"),
+    ]
+    assert functions["other_module"] == [(BASE + 0x10FF0, 0x10, "lonely")]
+    assert set(functions) == {"m", "other_module"}
+
+
+@pytest.mark.parametrize("block", [100, 150, 200, 1 << 20])
+def test_it_tells_the_same_however_it_is_cut(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = module_child.functions_in(io.BytesIO(TABLE.encode()))
+    monkeypatch.setattr(module_child, "_BLOCK", block)
+    assert module_child.functions_in(io.BytesIO(TABLE.encode())) == whole
+
+
+def question(name: str, base: int = BASE, size: int = 0x4000) -> module_child.Question:
+    return name, base, size, {}, None
+
+
+def answered(tmp_path: Path, *questions: module_child.Question) -> list:
+    table = tmp_path / "kallsyms"
+    table.write_text(TABLE)
+    return module_child.answers(list(questions), "6.0-test", str(table))
+
+
+def test_without_a_file_kallsyms_answers_in_order(tmp_path: Path) -> None:
+    before = time.monotonic_ns()
+    lost, there = answered(tmp_path, question("gone"), question("m"))
+    problem, when, (start, length, data), init = there
+    assert init == (0, 0, b"")
+    assert (problem, start, length) == ("", BASE, 0x1000)
+    assert before < when < time.monotonic_ns()
+    assert PackedFunctions(data).names(0x205) == ["cleanup_module", "m_exit"]
+    assert lost[0] == "the kernel does not tell its functions"
+
+
+@pytest.mark.parametrize(("base", "size"), [(BASE + 0x1000, 0x4000), (BASE, 0x800)])
+def test_functions_of_another_place_are_not_its(tmp_path: Path, base: int, size: int) -> None:
+    """It was loaded anew while kallsyms was read."""
+    ((problem, *_),) = answered(tmp_path, question("m", base, size))
+    assert problem == "its functions are not where it is"
+
+
+def test_an_unreadable_table_is_a_problem(tmp_path: Path) -> None:
+    ((problem, *_),) = module_child.answers([question("m")], "x", str(tmp_path / "none"))
+    assert "No such file" in problem
+
+
+def wait(reader: ModuleReader) -> list:
+    give_up = time.monotonic() + 30
+    while time.monotonic() < give_up:
+        found = reader.read()
+        if found is not None:
+            return found
+        time.sleep(0.005)
+    raise AssertionError("no answer")
+
+
+def test_the_process_answers_and_ends() -> None:
+    reader = ModuleReader()
+    reader.ask([question("no_such_module_here")] * 2)
+    assert reader.fd >= 0
+    assert not os.get_inheritable(reader.fd)
+    answers = wait(reader)
+    assert len(answers) == 2
+    assert all(answer[0] for answer in answers)
+    assert reader.fd == -1
+    reader.close()
+
+
+@pytest.mark.parametrize("dies", ["sys.exit(1)", "sys.stdout.write('half')", "time.sleep(60)"])
+def test_a_process_that_fails_or_hangs_has_no_answers(
+    dies: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ksym_plugin.sources import module_reader
+
+    monkeypatch.setattr(module_reader, "_CHILD", f"import sys, time; {dies}")
+    monkeypatch.setattr(module_reader, "_PATIENCE", 200_000_000 if "sleep" in dies else 10**11)
+    reader = ModuleReader()
+    reader.ask([question("m")])
+    child = reader._process
+    assert wait(reader) == []
+    assert child is not None
+    assert child.returncode is not None
+    assert reader.fd == -1
+
+
+def test_the_process_reads_questions_from_a_file() -> None:
+    code = "from ksym_plugin.sources import module_child; module_child.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=marshal.dumps([]),
+        capture_output=True,
+        check=True,
+    )
+    assert marshal.loads(done.stdout) == []

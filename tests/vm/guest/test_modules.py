@@ -1,0 +1,151 @@
+"""Modules of the stock kernel come and go, are sampled, and are named by who was there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from bisect import bisect_right
+from pathlib import Path
+
+import pytest
+
+from tests.oracle import procs, truth
+
+HANDLER = f"{procs.REPO}/contrib/perf-script/ksym_handler.py"
+CLI = [sys.executable, "-m", "ksym_plugin.cli"]
+SECONDS = 400.0
+TURNS = 20
+PERF = "perf record -q -g -e cpu-clock -F 499 -k CLOCK_MONOTONIC".split()
+
+
+class Turn:
+    """One loading of a module, as its loader wrote it down."""
+
+    def __init__(self, line: str) -> None:
+        told = json.loads(line)
+        self.module = told["module"]
+        self.came, self.there, self.going, self.gone = told["times"]
+        self.starts = [start for start, _ in told["functions"]]
+        self.names = [set(names) for _, names in told["functions"]]
+        self.init = told["init"]
+
+    def names_at(self, address: int, time: int) -> set[str]:
+        """What the module's function there is called; empty if there is none at that time."""
+        if self.came <= time <= self.gone and self.starts[0] <= address < self.starts[-1]:
+            return self.names[bisect_right(self.starts, address) - 1]
+        if not self.came <= time <= self.there:
+            return set()
+        return {name for start, end, name in self.init if start <= address < end}
+
+    def bounds(self) -> list[int]:
+        return [
+            *self.starts,
+            *(start for start, _, _ in self.init),
+            *(end for _, end, _ in self.init),
+        ]
+
+    def is_of(self, life: dict) -> bool:
+        """Whether a lifetime is that of this loading, by where and when it was."""
+        start, end = int(life["start"], 16), int(life["end"], 16)
+        if (life["name"], start) != (self.module, self.starts[0]) or life["unloaded"] is None:
+            return False
+        (loading, loaded), (unloading, unloaded) = life["loaded"], life["unloaded"]
+        fits = self.starts[-2] < end <= self.starts[-1]
+        came = self.came <= loaded and loading <= self.there
+        return fits and came and self.going <= unloaded and unloading <= self.gone
+
+    def overlaps(self, other: Turn) -> bool:
+        return self.starts[0] < other.starts[-1] and other.starts[0] < self.starts[-1]
+
+
+class Recorded:
+    """Modules in turn under ``ksym record -- perf record -a``, and what became of it."""
+
+    def __init__(self, folder: Path, *modules: str) -> None:
+        self.history, data = str(folder / "x.db"), str(folder / "perf.data")
+        turns = str(folder / "turns")
+        driver = [sys.executable, "-m", "tests.vm.guest.module_turns", turns, str(TURNS), *modules]
+        words = [*CLI, "record", "--stats", "-o", self.history, "--", *PERF, "-o", data, "--"]
+        self.said = procs.run([*words, *driver], SECONDS).err
+        with open(turns) as lines:
+            self.turns = [Turn(line) for line in lines]
+        script = ["perf", "script", "-i", data]
+        self.alone = procs.run([*script, "--ns"], SECONDS).out
+        done = procs.run([*script, "-s", HANDLER, "--", "-H", self.history], SECONDS)
+        self.ours, self.tally = done.out, done.err
+
+    def score(self, text: str) -> tuple[int, int, int, dict]:
+        """Of the frames in modules: how many have a right name, a wrong one, none; which."""
+        right = wrong = missing = 0
+        seen: dict = {}
+        bounds = [bound for turn in self.turns for bound in turn.bounds()]
+        low, high = min(bounds), max(bounds)
+        for sample in truth.samples(text):
+            for frame in sample.frames:
+                if not low <= frame.ip < high:
+                    continue
+                named = ((one, one.names_at(frame.ip, sample.time)) for one in self.turns)
+                turn, names = next((pair for pair in named if pair[1]), (None, set()))
+                if turn is None:
+                    continue
+                if frame.name in names:
+                    right += 1
+                elif frame.name == truth.UNKNOWN:
+                    missing += 1
+                else:
+                    wrong += 1
+                key = (turn.module, frame.name)
+                seen[key] = seen.get(key, 0) + 1
+        return right, wrong, missing, seen
+
+
+def report(kernel: str, name: str, text: str) -> None:
+    os.makedirs("/job/out", exist_ok=True)
+    with open("/job/out/modules.txt", "a") as file:
+        file.write(f"{kernel} {name}: {text}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("modules", [("raid6_pq", "xor"), ("wp512", "rmd160")], ids="-".join)
+def test_every_sample_in_a_module_has_its_name(tmp_path: Path, kernel, modules) -> None:
+    recorded = Recorded(tmp_path, *modules)
+    turns = recorded.turns
+    assert len(turns) == TURNS
+    reused = sum(
+        one.overlaps(two) for one, two in zip(turns, turns[1:]) if one.module != two.module
+    )
+    right, wrong, missing, seen = recorded.score(recorded.ours)
+    alone = recorded.score(recorded.alone)
+    report(
+        kernel,
+        "-".join(modules),
+        f"{right} right, {wrong} wrong, {missing} missing; perf alone {alone[:3]};"
+        f" {reused} of {TURNS - 1} took a place of the one before;"
+        f" {os.path.getsize(recorded.history)} bytes; {recorded.said}; {recorded.tally}; {seen}",
+    )
+    assert (wrong, missing) == (0, 0), seen
+    assert right > 200
+    # What xor measures is over in no time.
+    assert {module for module, _ in seen} >= set(modules) - {"xor"}
+    shown = [*CLI, "show", "-H", recorded.history, "--all", "--json", "--clock", "monotonic"]
+    lives = json.loads(procs.run(shown, SECONDS).out)["symbols"]
+    assert [len([life for life in lives if turn.is_of(life)]) for turn in turns] == [1] * TURNS
+
+
+def test_a_module_is_named_by_its_time_after_it_is_gone(tmp_path: Path) -> None:
+    """By ``ksym resolve``, also where another module is there now."""
+    recorded = Recorded(tmp_path, "wp512", "rmd160")
+    for turn in recorded.turns[:4]:
+        for start, names in list(zip(turn.starts, turn.names))[:3]:
+            at = f"{(turn.there + turn.going) // 2 / 1e9:.6f}"
+            words = ["resolve", "-H", recorded.history, "--clock", "monotonic", "--at", at]
+            told = procs.run([*CLI, *words, "--json", f"{start:#x}"], SECONDS).out
+            (frame,) = json.loads(told)
+            assert frame["name"] in names
+            assert (frame["module"], frame["certainty"]) == (turn.module, "exact")
+        words[-1] = f"{(turn.gone + 1_000_000) / 1e9:.6f}"
+        told = procs.run([*CLI, *words, "--json", f"{turn.starts[0]:#x}"], SECONDS).out
+        assert json.loads(told)[0].get("module") != turn.module
+    assert re.search(r"recording with \w+ into", recorded.said)
