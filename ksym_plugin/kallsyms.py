@@ -5,7 +5,8 @@ and a look-up is one bisection and a close look at the few lines that share the 
 found. kallsyms has no lengths, so where a symbol ends is worked out then:
 
 - at the next symbol of any type: data is no answer for a frame, but it ends a function;
-- at ``_etext`` and ``_einittext``, whatever their type, which own nothing themselves;
+- at ``_etext`` and ``_einittext``, whatever their type; these, and where other sections
+  end, own nothing themselves: behind ``__entry_text_end`` can be a megabyte of padding;
 - a module's symbols at the module's end, known from /proc/modules;
 - after at most one page where nothing of the same image or module follows, and for
   ``[bpf]`` lines and the pages of kprobes and ftrace, whose neighbours say nothing.
@@ -199,7 +200,7 @@ class Kallsyms:
 
     def _ranked(self, group: list[bytes]) -> list[bytes]:
         """The lines of a group that can name a frame, the best first."""
-        lines = [line for line in group if line_of.is_function(line)]
+        lines = [line for line in group if line_of.is_function(line) and not line_of.is_end(line)]
         if any(map(line_of.is_text_end, group)):
             lines = [line for line in lines if not line_of.is_marker(line)]
         if len(lines) > 1:

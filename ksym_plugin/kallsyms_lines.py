@@ -26,6 +26,11 @@ _MARKER: Final = re.compile(
     rb"_[se]?(?:init)?text|_end|__(?:start|stop)_.*|__init_(?:begin|end)"
     rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_(?:start|end)"
 )
+#: Of those, the borders behind which nothing of the section is left.
+_END: Final = re.compile(
+    rb"_e(?:init)?text|_end|__stop_.*|__init_end"
+    rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_end"
+)
 
 
 def address_of(line: bytes) -> int:
@@ -52,6 +57,11 @@ def is_text_end(line: bytes) -> bool:
 def is_marker(line: bytes) -> bool:
     """Whether the name is that of a section's border rather than of a function."""
     return _MARKER.fullmatch(_name(line)) is not None
+
+
+def is_end(line: bytes) -> bool:
+    """Whether the name is that of a section's end: what follows it is not called so."""
+    return _END.fullmatch(_name(line)) is not None
 
 
 def in_core_image(line: bytes) -> bool:

@@ -116,9 +116,11 @@ class Resolver:
         found = self._kallsyms.find(address) if self._kallsyms is not None else verdict
         # The table's BPF lines are of when it was read; the past knows them by time.
         known = isinstance(found, Symbol) and (self._past is None or found.module != BPF_MODULE)
-        if isinstance(found, Symbol) and found.kind == MODULE and verdict is not OUTSIDE_HISTORY:
-            # So are its modules, where the past knows those.
-            known = self._past is None or not self._past.has_modules
+        # So are its modules, where the past knows those.
+        is_outside = self._past is None or verdict is OUTSIDE_HISTORY
+        tells_modules = is_outside or not (self._past and self._past.has_modules)
+        if isinstance(found, Symbol) and found.kind == MODULE:
+            known = tells_modules
         if isinstance(found, Symbol) and known:
             frame: Frame | Reason = _frame(address, found, EXACT)
             if verdict in _NEVER_HELD or found.kind == KERNEL:
@@ -127,7 +129,7 @@ class Resolver:
         if found is HIDDEN and verdict in _NEVER_HELD:
             return found
         # BPF was next to it, or there at another time; now it is a module's.
-        if found is IN_MODULE and (verdict in _NEVER_HELD or verdict in _ABSENT):
+        if found is IN_MODULE and tells_modules and verdict in (*_NEVER_HELD, *_ABSENT):
             return found
         return verdict
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -135,11 +136,13 @@ def named(
     image: Image, names: dict[int, set[str]], addresses: Sequence[int], most_labels: int
 ) -> list[str]:
     starts = list(names)
-    agree, unnamed, labels, wrong = 0, 0, 0, []
+    agree, behind_ends, unnamed, labels, wrong = 0, 0, 0, 0, []
     for address in addresses:
         start = starts[bisect_right(starts, address) - 1]
         found = image.find(address)
-        if not isinstance(found, Symbol):
+        if not isinstance(found, Symbol) and all(map(is_end, names[start])):
+            behind_ends += 1
+        elif not isinstance(found, Symbol):
             unnamed += 1
         elif found.start == start and found.name in names[start]:
             agree += 1
@@ -149,12 +152,18 @@ def named(
             wrong.append(f"{address:#x} is {found.name}, not {names[start]}")
     behind = "with kallsyms behind it" if not most_labels else "by the file alone"
     print(
-        f"names {behind}: {agree} agree, {unnamed} in no function of the file, "
+        f"names {behind}: {agree} agree, {behind_ends} behind a section's end, "
+        f"{unnamed} in no function of the file, "
         f"{labels} at labels within one, {len(wrong)} wrong"
     )
     if labels > most_labels or (unnamed and not most_labels):
         wrong.append(f"{unnamed} without a name, {labels} named by the function around")
     return wrong
+
+
+def is_end(name: str) -> bool:
+    """Whether a name in kallsyms is where a section ends, with padding behind it."""
+    return re.fullmatch("_e(init)?text|__.*text_end", name) is not None
 
 
 def lines(image: Image, addresses: Sequence[int]) -> list[str]:
