@@ -106,11 +106,11 @@ def kind_of(name: str, module: str | None) -> str:
 
 
 def preference(line: bytes) -> tuple[bool, bool, bool, int, int, bytes]:
-    """Sorts the names of one address: functions before the marks of sections, strong before
-    weak, global before local, few leading underscores, then the longer."""
+    """Sorts the names of one address: strong before weak, global before local, functions
+    before the marks of sections, few leading underscores, then the longer."""
     kind, name = line[_TYPE : _TYPE + 1], _name(line)
     underscores = len(name) - len(name.lstrip(b"_"))
-    return is_marker(line), kind in b"wW", kind.islower(), underscores, -len(name), name
+    return kind in b"wW", kind.islower(), is_marker(line), underscores, -len(name), name
 
 
 def _name(line: bytes) -> bytes:
