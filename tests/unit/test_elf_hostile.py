@@ -14,7 +14,7 @@ import zlib
 
 import pytest
 
-from tests.unit.elf_files import FUNC, GLOBAL, NOTYPE, TEXT, Sym, elf, vmlinux
+from tests.unit.elf_files import NOTYPE, TEXT, Sym, elf, vmlinux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def read(path: Path, content: bytes, addresses: int) -> str:
         capture_output=True,
         text=True,
         timeout=4 * SECONDS,
-        preexec_fn=bounded,  # noqa: PLW1509 - no threads here
+        preexec_fn=bounded,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-500:]
