@@ -194,19 +194,22 @@ class Units:
         order = "<" if dwarf.config.little_endian else ">"
         found = [] if section is None else list(_told(whole(section), order))
         known = {offset for _, _, offset in found}
+        units = set()
         listed = (dwarf.debug_ranges_sec, dwarf.debug_rnglists_sec)
         # An entry takes two bytes at least, so there are more only in lists that lie within
         # one another, which would be read over and over.
         unread = sum(section.size for section in listed if section is not None)
         for unit in dwarf.iter_CUs():
+            units.add(unit.cu_offset)
             if unit.cu_offset not in known:
                 extents, read = _extents(dwarf, unit)
                 found += [(low, high, unit.cu_offset) for low, high in extents]
                 unread -= read
                 if unread < 0:
                     raise ValueError(unit.cu_offset)
-        # Linkers leave units of what they dropped at the top, or at the bottom.
-        found = sorted(one for one in found if 0 < one[0] < one[1] <= _TOP)
+        # Linkers leave units of what they dropped at the top, or at the bottom. Where no unit
+        # begins, there may be any number within one another.
+        found = sorted(one for one in found if 0 < one[0] < one[1] <= _TOP and one[2] in units)
         self.starts = array("Q", [low for low, _, _ in found])
         self.ends = array("Q", [high for _, high, _ in found])
         self.offsets = array("Q", [offset for _, _, offset in found])

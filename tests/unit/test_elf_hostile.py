@@ -183,6 +183,18 @@ def blocks_beyond_their_units() -> bytes:
     return debugged(debug_info=units, debug_abbrev=abbrev)
 
 
+def units_within_units() -> bytes:
+    abbrev = bytes([1, 0x11, 0, 0x1B, 0x04, 0, 0, 0])
+    one = struct.pack("<IHIB", SIZE, 4, 0, 8) + b"\1" + struct.pack("<I", SIZE // 3)
+    count = SIZE // 2 // len(one)
+    sets = b"".join(
+        struct.pack("<IHIBBIQQQQ", 44, 2, number * len(one), 8, 0, 0, TEXT + 16 * number, 16, 0, 0)
+        for number in range(count)
+    )
+    units = one * count + bytes(SIZE + 4 - len(one) * count)
+    return debugged(debug_info=units, debug_abbrev=abbrev, debug_aranges=sets)
+
+
 def compressed_to_nothing() -> bytes:
     line = line_header(5, V5, SET + b"\x20" * (1000 * SIZE // 2) + END)
     packed = struct.pack("<IIQQ", 1, 0, len(line), 1) + zlib.compress(line, 9)
@@ -233,6 +245,7 @@ def notes_within_notes() -> bytes:
         constants_without_size,
         lists_within_lists,
         blocks_beyond_their_units,
+        units_within_units,
         compressed_to_nothing,
         names_within_names,
         sections_without_size,
