@@ -37,10 +37,18 @@ MOST_BYTES: Final = 256 << 20
 MOST_ENTRIES: Final = 32
 
 
+def root() -> str:
+    """Where all is that can be had again."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    # One that is not absolute is to be ignored (XDG Base Directory Specification).
+    if not os.path.isabs(cache):
+        cache = os.path.expanduser("~/.cache")
+    return os.path.join(cache, "ksym-plugin")
+
+
 def folder() -> str:
     """Where entries are."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(cache, "ksym-plugin", "elf")
+    return os.path.join(root(), "elf")
 
 
 def identity(path: str) -> tuple[int, ...]:
@@ -52,10 +60,11 @@ def identity(path: str) -> tuple[int, ...]:
 def load(kind: str, of: tuple[int, ...], count: int) -> list[bytes] | None:
     """The ``count`` parts that were stored for the file, None if there is no good entry."""
     try:
-        with open(os.path.join(folder(), _name(kind, of)), "rb") as file:
+        with open(os.path.join(folder(), _name(kind, of)), "rb", opener=_at_once) as file:
             found = os.fstat(file.fileno())
             # Another user's may be there where HOME is that user's, as with sudo.
-            if found.st_uid != os.geteuid() or found.st_size > MOST_BYTES:
+            is_own = found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode)
+            if not is_own or found.st_size > MOST_BYTES:
                 return None
             data = file.read(found.st_size)
     except OSError:
@@ -97,6 +106,11 @@ def store(kind: str, of: tuple[int, ...], parts: Sequence[Bytes]) -> None:
             os.unlink(partial)
             raise
         _bound(where)
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens a FIFO too without waiting for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _name(kind: str, of: tuple[int, ...]) -> str:

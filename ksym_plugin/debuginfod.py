@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ksym_plugin import cache_file
 from ksym_plugin.elf import ElfError
 
 TYPE_CHECKING = False
@@ -28,8 +29,7 @@ def find(build_id: str) -> str:
     """
     if not build_id or not _HEX.issuperset(build_id):
         raise ElfError("this kernel has no build id", "name its vmlinux with --vmlinux")
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    kept = os.path.join(cache, "ksym-plugin", "debuginfo", build_id)
+    kept = os.path.join(cache_file.root(), "debuginfo", build_id)
     if os.path.exists(kept):
         return kept
     problems = []
@@ -53,8 +53,11 @@ def _fetch(url: str, kept: str) -> str:
 
     if not url.startswith(("http://", "https://")):
         return "no http or https address"
-    os.makedirs(os.path.dirname(kept), mode=0o700, exist_ok=True)
-    fd, partial = tempfile.mkstemp(dir=os.path.dirname(kept))
+    try:
+        os.makedirs(os.path.dirname(kept), mode=0o700, exist_ok=True)
+        fd, partial = tempfile.mkstemp(dir=os.path.dirname(kept))
+    except OSError as error:
+        return f"the file cannot be kept ({error})"
     try:
         # S310 is about other schemes, such as file:, which were turned away above; urllib
         # follows no redirection to one.

@@ -39,6 +39,9 @@ _NARROW: Final = "IIIBBH"  # Elf32_Sym: name, value, size, info, other, section
 _CACHED: Final = "symbols"
 _PARTS: Final = 2 + FunctionTable.PARTS
 _ANCHOR: Final = 8
+_SMALLEST_HEADER: Final = 40  # Elf32_Shdr
+#: Names of sections are shorter.
+_LONGEST: Final = 4096
 
 
 class ElfError(KsymError):
@@ -142,7 +145,7 @@ class ElfFile:
 
     def _data(self, section: Section) -> bytes:
         """A section's bytes; a damaged file may claim more than fit into memory."""
-        if section["sh_size"] > os.path.getsize(self.path):
+        if max(section["sh_size"], section.data_size) > os.path.getsize(self.path):
             raise ValueError(section.name)
         data: bytes = section.data()
         return data
@@ -233,7 +236,9 @@ def opened(path: str) -> Iterator[ELFFile]:
     from elftools.elf.elffile import ELFFile
 
     with refused_if_damaged(path), open(path, "rb") as file:
-        yield ELFFile(file)
+        elf = ELFFile(file)
+        _check_sections(elf, os.fstat(file.fileno()).st_size)
+        yield elf
 
 
 @contextlib.contextmanager
@@ -270,6 +275,28 @@ def refused_if_damaged(path: str) -> Iterator[None]:
         ) from None
 
 
+def _check_sections(elf: ELFFile, size: int) -> None:
+    """ValueError for more sections than there can be, or for names without an end.
+
+    pyelftools reads all headers and makes all names, which may lie within one another.
+    """
+    count, each = elf.num_sections(), elf["e_shentsize"]
+    if count * _SMALLEST_HEADER > size:
+        raise ValueError(count)
+    if not count:
+        return
+    names = elf.get_section(elf.get_shstrndx())
+    elf.stream.seek(names["sh_offset"])
+    strings = elf.stream.read(min(names["sh_size"], size))
+    elf.stream.seek(elf["e_shoff"])
+    headers = elf.stream.read(count * each)
+    word = struct.Struct("<I" if elf.little_endian else ">I")
+    for number in range(count):
+        (at,) = word.unpack_from(headers, number * each)
+        if strings.find(b"\0", at, at + _LONGEST) < 0:
+            raise ValueError(at)
+
+
 def _bases(
     elf: ELFFile, sections: Mapping[str, int] | None
 ) -> tuple[dict[int, int], list[tuple[int, int]]]:
@@ -303,7 +330,9 @@ def _build_id(elf: ELFFile, most: int) -> str | None:
     from ksym_plugin.kernel_id import build_id_of
 
     for section in elf.iter_sections():
-        if section["sh_type"] == "SHT_NOTE" and section["sh_size"] <= most:
+        if section["sh_type"] == "SHT_NOTE" and section.data_size <= most:
+            # Sections may lie within one another.
+            most -= section.data_size
             found = build_id_of(section.data())
             if found:
                 return found

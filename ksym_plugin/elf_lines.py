@@ -7,20 +7,22 @@ import os
 from bisect import bisect_right
 
 from ksym_plugin import cache_file
-from ksym_plugin.dwarf_units import Units, dwarf_of
+from ksym_plugin.dwarf_units import Units, dwarf_of, text, top_of, whole
 from ksym_plugin.elf import opened, refused_if_damaged
 from ksym_plugin.elf_table import TOP
 from ksym_plugin.line_answers import Answers
+from ksym_plugin.line_header import LINE_STRP, STRP, Header
 from ksym_plugin.line_program import NO_LINE, Rows
 from ksym_plugin.line_table import Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elftools.dwarf.compileunit import CompileUnit
+    from typing import Literal
+
     from elftools.dwarf.dwarfinfo import DWARFInfo
-    from elftools.dwarf.lineprogram import LineProgram
 
     from ksym_plugin.elf import Image
+    from ksym_plugin.line_header import Name
 
 
 class ImageLines:
@@ -78,11 +80,15 @@ class _Dwarf:
 
     def __init__(self, path: str) -> None:
         self._units: dict[int, _Unit] = {}
+        self._programs: dict[int, _Program] = {}
         self._places: Units | None = None
         with contextlib.ExitStack() as stack:
             self._dwarf = dwarf_of(stack.enter_context(opened(path)))
             self.close = stack.pop_all().close
         self.has_any = self._dwarf is not None
+        section = None if self._dwarf is None else self._dwarf.debug_line_sec
+        self._code = b"" if section is None else whole(section)
+        self._unread = len(self._code)
 
     def line(self, linked: int) -> Line | None:
         """The line of the instruction at a linked address."""
@@ -95,49 +101,74 @@ class _Dwarf:
             return None
         unit = self._units.get(offset)
         if unit is None:
-            unit = self._units[offset] = _Unit(self._dwarf, self._dwarf.get_CU_at(offset))
+            unit = self._units[offset] = self._unit(self._dwarf, offset)
         return unit.find(linked)
+
+    def _unit(self, dwarf: DWARFInfo, offset: int) -> _Unit:
+        attributes = top_of(dwarf.get_CU_at(offset)).attributes
+        folder, place = attributes.get("DW_AT_comp_dir"), attributes.get("DW_AT_stmt_list")
+        program = None if place is None else self._program(dwarf, place.value)
+        return _Unit(program, "" if folder is None else text(folder.value))
+
+    def _program(self, dwarf: DWARFInfo, offset: int) -> _Program:
+        found = self._programs.get(offset)
+        if found is None:
+            order: Literal["little", "big"] = "little" if dwarf.config.little_endian else "big"
+            header = Header(self._code, offset, order)
+            # Programs that lie within one another would be run over and over.
+            self._unread -= header.end - offset
+            if self._unread < 0:
+                raise ValueError(offset)
+            found = self._programs[offset] = _Program(dwarf, header, self._code)
+        return found
+
+
+class _Program:
+    """The rows and the files of a line program."""
+
+    def __init__(self, dwarf: DWARFInfo, header: Header, code: bytes) -> None:
+        self._dwarf = dwarf
+        self._header = header
+        self.rows = Rows(header, code[header.start : header.end])
+
+    def file(self, number: int, folder: str) -> str | None:
+        """The path of a file; ``folder`` is where the unit was compiled."""
+        header = self._header
+        if number >= len(header.files):
+            return None
+        name, within = header.files[number]
+        place = header.folders[within] if within < len(header.folders) else b""
+        joined = os.path.join(folder, self._name(place), self._name(name))
+        return os.path.normpath(joined)
+
+    def _name(self, name: Name) -> str:
+        if isinstance(name, bytes):
+            return text(name)
+        form, at = name
+        if form == LINE_STRP:
+            return text((self._dwarf.debug_line_str_sec, at))
+        # dwz moves strings into another file (.gnu_debugaltlink).
+        return text((self._dwarf.debug_str_sec, at)) if form == STRP else ""
 
 
 class _Unit:
-    """The rows of one compile unit, sorted."""
+    """A compile unit: the program it has, and the folder it was compiled in."""
 
-    def __init__(self, dwarf: DWARFInfo, unit: CompileUnit) -> None:
-        program = dwarf.line_program_for_CU(unit)
-        self._rows = None if program is None else Rows(program)
-        self._files = [] if program is None else _files(program, _folder(unit))
-        # Files are counted from 0 only since DWARF 5.
-        self._first = 0 if program is None or program["version"] >= 5 else 1
+    def __init__(self, program: _Program | None, folder: str) -> None:
+        self._program = program
+        self._folder = folder
+        self._files: dict[int, str | None] = {}
 
     def find(self, linked: int) -> Line | None:
-        rows = self._rows
-        at = -1 if rows is None else bisect_right(rows.addresses, linked) - 1
-        if rows is None or at < 0 or rows.lines[at] == NO_LINE:
+        """The line of the instruction at a linked address."""
+        if self._program is None:
             return None
-        number = rows.files[at] - self._first
-        if not 0 <= number < len(self._files):
+        rows = self._program.rows
+        at = bisect_right(rows.addresses, linked) - 1
+        if at < 0 or rows.lines[at] == NO_LINE:
             return None
-        return Line(self._files[number], rows.lines[at], rows.columns[at], "")
-
-
-def _files(program: LineProgram, folder: str) -> list[str]:
-    header = program.header
-    folders = [_decoded(name) for name in header["include_directory"]]
-    if program["version"] < 5:
-        folders.insert(0, folder)
-    names = []
-    for entry in header["file_entry"]:
-        number = entry.dir_index
-        within = folders[number] if number < len(folders) else ""
-        names.append(os.path.normpath(os.path.join(folder, within, _decoded(entry.name))))
-    return names
-
-
-def _folder(unit: CompileUnit) -> str:
-    attribute = unit.get_top_DIE().attributes.get("DW_AT_comp_dir")
-    return "" if attribute is None else _decoded(attribute.value)
-
-
-def _decoded(name: object) -> str:
-    # dwz moves strings into another file (.gnu_debugaltlink): then there is a number here.
-    return name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else ""
+        number = rows.files[at]
+        if number not in self._files:
+            self._files[number] = self._program.file(number, self._folder)
+        file = self._files[number]
+        return None if file is None else Line(file, rows.lines[at], rows.columns[at], "")

@@ -20,6 +20,8 @@ _LOCAL: Final = 0
 _WEAK: Final = 2
 #: How far behind the nearest symbol one is looked for that is still long enough.
 _MOST_BACK: Final = 64
+#: Longer names are cut: of a damaged file all could be as long as the file is.
+_LONGEST: Final = 4096
 
 
 class FunctionTable:
@@ -152,4 +154,4 @@ def _preference(row: Row, strings: bytes) -> tuple[bool, bool, bool, int, int, b
 
 
 def _string(strings: bytes, at: int) -> bytes:
-    return strings[at : strings.index(b"\0", at)]
+    return strings[at : at + _LONGEST].partition(b"\0")[0]

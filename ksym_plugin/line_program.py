@@ -1,7 +1,7 @@
 """A compile unit's line program (DWARF, section 6.2) run into rows.
 
-pyelftools reads the header. Its own rows are objects of some hundred bytes and take ten
-times as long; a kernel has six million of them.
+pyelftools' own rows are objects of some hundred bytes and take ten times as long; a kernel
+has six million of them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 from array import array
 from operator import itemgetter
 
+from ksym_plugin.leb128 import signed, unsigned
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Final, Literal
+    from typing import Final
 
-    from elftools.dwarf.lineprogram import LineProgram
+    from ksym_plugin.line_header import Header
 
     #: Address, line, column, and the file's number.
     _Row = tuple[int, int, int, int]
@@ -32,7 +34,8 @@ _SET_COLUMN: Final = 5
 _CONST_ADD_PC: Final = 8
 _FIXED_ADVANCE_PC: Final = 9
 _WORD: Final = (1 << 32) - 1
-_MOST_BITS: Final = 128
+#: Addresses have no more bytes, and their sums take no longer.
+_WIDEST: Final = 8
 
 
 class Rows:
@@ -40,12 +43,10 @@ class Rows:
 
     __slots__ = ("addresses", "columns", "files", "lines")
 
-    def __init__(self, program: LineProgram) -> None:
-        program.stream.seek(program.program_start_offset)
-        size = program.program_end_offset - program.program_start_offset
-        code = program.stream.read(size)
+    def __init__(self, header: Header, code: bytes) -> None:
+        """``code`` is the program's, from ``header.start`` to ``header.end``."""
         # By where they begin and end, so that an end comes before what begins there.
-        sequences = sorted(_sequences(program, code), key=lambda rows: (rows[0][0], rows[-1][0]))
+        sequences = sorted(_sequences(header, code), key=lambda rows: (rows[0][0], rows[-1][0]))
         rows = [row for sequence in sequences for row in sequence]
         rows.sort(key=itemgetter(0))
         self.addresses = array("Q", [row[0] for row in rows])
@@ -56,18 +57,15 @@ class Rows:
 
 
 def _sequences(  # noqa: C901, PLR0912 - an opcode a branch
-    program: LineProgram, code: bytes
+    header: Header, code: bytes
 ) -> Iterator[list[_Row]]:
     """The rows of each sequence, as the program appends them."""
-    header = program.header
-    first_special: int = header["opcode_base"]
-    unit: int = header["minimum_instruction_length"]
-    order: Literal["little", "big"] = "little" if program.structs.little_endian else "big"
-    base, span = header["line_base"], header["line_range"]
+    first_special, unit, order = header.first_special, header.unit, header.order
+    base, span = header.base, header.span
     steps = [
         (unit * (number // span), base + number % span) for number in range(256 - first_special)
     ]
-    lengths = header["standard_opcode_lengths"]
+    lengths = header.lengths
     rows: list[_Row] = []
     address, line, column, file = 0, 1, 0, 1
     at, end = 0, len(code)
@@ -103,6 +101,8 @@ def _sequences(  # noqa: C901, PLR0912 - an opcode a branch
                 yield [*rows, (address, NO_LINE, 0, 0)]
                 rows, address, line, column, file = [], 0, 1, 0, 1
             elif code[at - size] == _SET_ADDRESS:
+                if size > 1 + _WIDEST:
+                    raise ValueError(size)
                 address = int.from_bytes(code[at - size + 1 : at], order)
         else:
             at = _skipped(code, at, lengths[opcode - 1])
@@ -112,26 +112,3 @@ def _skipped(code: bytes, at: int, count: int) -> int:
     for _ in range(count):
         _, at = unsigned(code, at)
     return at
-
-
-def unsigned(code: bytes, at: int) -> tuple[int, int]:
-    """A ULEB128, and where what follows it is; ValueError for one that is absurdly long."""
-    byte = code[at]
-    at += 1
-    value, shift = byte & 0x7F, 7
-    while byte & 0x80:
-        if shift > _MOST_BITS:
-            raise ValueError(shift)
-        byte = code[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-    return value, at
-
-
-def signed(code: bytes, at: int) -> tuple[int, int]:
-    """An SLEB128, and where what follows it is."""
-    value, after = unsigned(code, at)
-    if code[after - 1] & 0x40:
-        value -= 1 << 7 * (after - at)
-    return value, after

@@ -144,7 +144,8 @@ class Handler:
         # From PERF_RECORD_MISC_GUEST_KERNEL on: what a virtual machine was at.
         if event["sample"].get("cpumode", 0) > 3:
             return self._as_perf_had_it(event)
-        core, callers = self._core.leaves, self._core.callers
+        frames = self._core
+        core, callers = frames.leaves, frames.callers
         user = self._user
         pieces: list[str] = []
         time_ns: int | None = None
@@ -167,7 +168,8 @@ class Handler:
             pieces.append(piece)
             core = callers
         self.tally.confirmed += confirmed
-        self._core.keep(bool(chain))
+        if frames.met:  # Mostly not: a call a sample would be felt.
+            frames.keep(bool(chain))
         return pieces
 
     def _kernel(self, node: dict[str, Any], time_ns: int, is_leaf: bool) -> str:

@@ -22,24 +22,24 @@ class CoreFrames:
     ``callers`` at the same address; else both are one.
     """
 
-    __slots__ = ("_inlined", "_met", "callers", "leaves")
+    __slots__ = ("_inlined", "callers", "leaves", "met")
 
     def __init__(self, with_lines: bool) -> None:
         self.callers: dict[int, str] = {}
         self.leaves: dict[int, str] = {} if with_lines else self.callers
         #: Those met in the sample at hand: its name, whether it is the leaf, its spelling.
-        self._met: dict[int, tuple[object, bool, str]] = {}
+        self.met: dict[int, tuple[object, bool, str]] = {}
         #: Addresses that stand for several frames.
         self._inlined: set[int] = set()
 
     def is_inlined_into(self, address: int, name: object) -> bool:
         """Whether another function was met at this address: it is inlined into this one."""
-        first = self._met.get(address)
+        first = self.met.get(address)
         return first is not None and first[0] != name
 
     def meet(self, address: int, name: object, is_leaf: bool, piece: str) -> None:
         """A frame of the sample at hand; ``name`` tells functions at one address apart."""
-        if self._met.setdefault(address, (name, is_leaf, piece))[0] != name:
+        if self.met.setdefault(address, (name, is_leaf, piece))[0] != name:
             self._inlined.add(address)
 
     def keep(self, has_chain: bool) -> None:
@@ -48,17 +48,15 @@ class CoreFrames:
         Not where an address has several spellings: perf expands inlined functions to
         frames with one address, all of them in a callchain and none without.
         """
-        if not self._met:
-            return
         if has_chain:
-            for address, (_, is_leaf, piece) in self._met.items():
+            for address, (_, is_leaf, piece) in self.met.items():
                 if address not in self._inlined:
                     (self.leaves if is_leaf else self.callers)[address] = piece
-        self._met.clear()
+        self.met.clear()
 
     def forget(self) -> None:
         """Keep nothing of the sample at hand."""
-        self._met.clear()
+        self.met.clear()
 
 
 class PassingFrames:

@@ -6,8 +6,12 @@ from ksym_plugin.locating import Locator, Place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Final
+
     from ksym_plugin.locating import KernelLines, Lines
     from ksym_plugin.symbols import Frame
+
+_LONGEST: Final = 255  # NAME_MAX
 
 
 class Placer:
@@ -35,9 +39,10 @@ def base(file: str) -> str:
     """A file's name without its folder, as perf shows it; without blanks, which end it.
 
     Any file can be named by who compiled it: in perf's text a line that has no blanks is
-    neither a header nor a frame.
+    neither a header nor a frame. What is longer than a file's name can be is cut, as it may
+    stand in every sample.
     """
-    name = file.rpartition("/")[2]
+    name = file.rpartition("/")[2][:_LONGEST]
     if name.isprintable() and " " not in name:
         return name
     return "".join(c if c.isprintable() and c != " " else "_" for c in name)

@@ -78,9 +78,9 @@ def _load_elftools() -> str:
             package = sys.modules["elftools"] = module_from_spec(spec)
             spec.loader.exec_module(package)
         import elftools.elf.elffile  # noqa: F401 - whether it can be
-    except (ImportError, OSError, SyntaxError) as error:
+    except Exception as error:  # noqa: BLE001 - what is not pyelftools may do anything
         sys.modules.pop("elftools", None)
-        return str(error)
+        return str(error) or type(error).__name__
     return ""
 
 

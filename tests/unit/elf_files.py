@@ -62,3 +62,38 @@ def vmlinux(
         "<HHIQQQIHHHHHH", type, 62, 1, 0, 0, 64 + len(body), 0, 64, 0, 0, 64, len(rows), 6
     )
     return ident + head + body + headers
+
+
+def elf(sections: dict[str, bytes], shared: bool = False, notes: bool = False) -> bytes:
+    """``vmlinux([_text])`` with more sections; each name is its own unless they are ``shared``.
+
+    Compressed where the first four bytes are ELFCOMPRESS_ZLIB's header. Of ``notes`` all are,
+    and each is the whole of the first.
+    """
+    base = vmlinux([Sym("_text", TEXT, 0, NOTYPE)])
+    at, count = struct.unpack_from("<Q", base, 40)[0], struct.unpack_from("<H", base, 60)[0]
+    headers = bytearray(base[at:])
+    old = struct.unpack_from("<QQ", headers, (count - 1) * 64 + 24)
+    strings = base[old[0] : old[0] + old[1]]
+    body = bytearray(base[:at])
+    first = (0, 0)
+    for number, (name, data) in enumerate(sections.items()):
+        place = (len(body), len(data))
+        first = place if number == 0 else first
+        body += data
+        where = len(strings)
+        if shared and number:
+            where = old[1] + number
+        else:
+            strings += name.encode() + b"\0"
+        compressed = data[:8] == b"\1\0\0\0\0\0\0\0" and name == ".debug_line"
+        kind, flags = (7, 0) if notes else (1, 0x800 if compressed else 0)
+        if notes:
+            place = first
+        headers += struct.pack("<IIQQQQIIQQ", where, kind, flags, 0, *place, 0, 0, 1, 0)
+    struct.pack_into("<QQ", headers, (count - 1) * 64 + 24, len(body), len(strings))
+    body += strings
+    body += bytes(-len(body) % 8)
+    struct.pack_into("<Q", body, 40, len(body))
+    struct.pack_into("<H", body, 60, count + len(sections))
+    return bytes(body + headers)

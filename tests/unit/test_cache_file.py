@@ -256,6 +256,33 @@ def test_another_user_s_entry_is_none(monkeypatch: pytest.MonkeyPatch, cache: Pa
     assert len(list(cache.iterdir())) == 1
 
 
+@pytest.mark.parametrize("kind", ["fifo", "folder", "endless"])
+def test_what_is_no_file_is_no_entry(kind: str, image: str, cache: Path, reads: list[str]) -> None:
+    ElfFile.kept(image)
+    entry = next(path for path in cache.iterdir() if path.name.startswith("symbols-"))
+    entry.unlink()
+    if kind == "fifo":
+        os.mkfifo(entry)
+    elif kind == "folder":
+        entry.mkdir()
+    else:
+        entry.symlink_to("/dev/zero")
+    assert ElfFile.kept(image).find(TEXT + 0x1010) is not None
+    assert len(reads) == 2
+
+
+@pytest.mark.parametrize("value", ["", "here", "./here"])
+def test_a_folder_that_is_not_absolute_is_ignored(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", value)
+    cache_file.store("kind", OF, PARTS)
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert cache_file.load("kind", OF, 3) == PARTS
+
+
 def test_a_link_is_no_folder_of_one_s_own(cache: Path, tmp_path: Path) -> None:
     cache.parent.mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()

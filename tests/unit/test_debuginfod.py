@@ -94,6 +94,13 @@ def test_a_malformed_address_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+def test_where_nothing_can_be_kept_it_is_said(server: list[str], tmp_path: Path) -> None:
+    (tmp_path / "cache").write_bytes(b"")
+    with pytest.raises(ElfError, match="cannot be kept"):
+        debuginfod.find(BUILD)
+    assert server == []
+
+
 @pytest.mark.parametrize("build", ["", "../../etc/passwd"])
 def test_what_is_no_build_id_is_not_asked_for(build: str, server: list[str]) -> None:
     with pytest.raises(ElfError, match="no build id"):

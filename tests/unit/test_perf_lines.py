@@ -218,6 +218,14 @@ def test_folded_stacks_are_split_by_no_file(file: str, line: int) -> None:
     assert stack.count(";") == 1 and stack.endswith("_[k] 1")
 
 
+def test_a_name_that_no_file_can_have_is_cut() -> None:
+    stream = io.StringIO()
+    printed = TextOutput(stream).kernel(
+        BASE, MAIN, 4, "[bpf]", Place(None, "/src/" + "x" * 5000, 7)
+    )
+    assert printed.endswith("\n  " + "x" * 255 + ":7\n")
+
+
 def test_a_terminal_gets_lines_without_control_characters() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

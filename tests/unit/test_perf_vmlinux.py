@@ -249,6 +249,21 @@ def test_pyelftools_alone_is_taken_from_where_ksym_script_has_it(folder: str | N
     assert done.stdout.endswith(" None\n")
 
 
+@pytest.mark.parametrize("code", ["1 / 0", "raise SystemError", "(", "x = 1"])
+def test_what_is_no_pyelftools_is_said(code: str, tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").write_text(code)
+    done = subprocess.run(
+        [interpreter(), "-S", "-s", "-B", "-c", CHILD, REPO],
+        env={**os.environ, "PYTHONPATH": "", vmlinux.VARIABLE: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() != "None"
+
+
 def test_without_pyelftools_it_is_said_and_the_rest_goes_on(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
