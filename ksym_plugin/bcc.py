@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 
+from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import bcc_module
 
 TYPE_CHECKING = False
@@ -94,7 +95,10 @@ def main() -> None:
     if len(sys.argv) < 2:
         sys.exit("usage: python3 -m ksym_plugin.bcc TOOL [ARGUMENT ...]")
     del sys.argv[0]
-    install()
+    try:
+        install()
+    except SourceError as error:
+        sys.exit(f"ksym: {error}")
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

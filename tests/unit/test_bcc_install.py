@@ -117,3 +117,13 @@ def test_a_tool_is_asked_for():
     )
     assert done.returncode == 1
     assert done.stderr == "usage: python3 -m ksym_plugin.bcc TOOL [ARGUMENT ...]\n"
+
+
+def test_a_tool_without_bcc_is_told_so_in_a_sentence(monkeypatch):
+    def missing():
+        raise SourceError("bcc is not installed", "install it")
+
+    monkeypatch.setattr(bcc.bcc_module, "load", missing)
+    monkeypatch.setattr(sys, "argv", ["ksym_plugin.bcc", "tool"])
+    with pytest.raises(SystemExit, match=r"^ksym: bcc is not installed; install it$"):
+        bcc.main()
