@@ -95,7 +95,9 @@ def command(
     """Print what perf recorded, with every kernel frame named as it was when sampled.
 
     Runs perf script on its own handler; further options go to perf script, and its exit
-    status is passed on. The history may also lie beside the perf.data.
+    status is passed on. They choose samples (--comms, --time, --cpu); what is printed of
+    each stays the same (-F and --ns change nothing). The history may also lie beside the
+    perf.data.
 
     svg and speedscope have the source lines of BPF programs that were compiled with -g;
     --lines prints them below the frames of the text. Without --vmlinux, the kernel's file
@@ -122,8 +124,12 @@ def handled(
 ) -> tuple[list[str], dict[str, str]]:
     """The call of perf script on its own handler, with ``more`` options, and its environment.
 
-    KsymError if perf cannot run it.
+    KsymError if perf cannot run it, or its options begin with what is none.
     """
+    if perf_options and not perf_options[0].startswith("-"):
+        raise KsymError(
+            f"'{perf_options[0]}' is no option of perf script", "name a perf.data with -i"
+        )
     package = package_folder()
     call = ["perf", "script", *(("-i", data) if data else ()), "-s", handler(package)]
     call += [*perf_options, "--", "--format", form]

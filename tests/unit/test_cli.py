@@ -395,6 +395,15 @@ def test_script_says_what_perf_lacks(place: Path, state: str | None, said: str) 
     assert said in done.stderr and "apt install" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["script", "report"])
+def test_a_perf_data_is_named_with_i(place: Path, command: str) -> None:
+    done = ksym(command, "perf.data")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == (
+        "ksym: 'perf.data' is no option of perf script; name a perf.data with -i\n"
+    )
+
+
 # The whole
 
 
