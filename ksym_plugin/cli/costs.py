@@ -39,7 +39,7 @@ def lines(source: Source, recorder: Recorder, output: str) -> list[str]:
 
 
 def _each(nanoseconds: int, runs: int) -> str:
-    return f"{nanoseconds / runs / 1000:.2f} us each" if runs else "not measured"
+    return f"{nanoseconds / runs / 1000:.2f} µs each" if runs else "not measured"
 
 
 def _ourselves(output: str) -> str:

@@ -100,7 +100,7 @@ class Dial:
 
 def length(ns: int) -> str:
     """A length of time in the unit that suits it."""
-    for unit, name in ((SECOND, "s"), (1_000_000, "ms"), (1_000, "us")):
+    for unit, name in ((SECOND, "s"), (1_000_000, "ms"), (1_000, "µs")):
         if ns >= unit:
             return f"{ns / unit:.3g} {name}" if ns < 1000 * unit else f"{ns // unit} {name}"
     return f"{ns} ns"

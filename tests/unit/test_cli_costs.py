@@ -36,7 +36,7 @@ def test_a_source_that_counts(tmp_path: Path) -> None:
         " 12000 records came, 3 were lost, the ring holds 4,096 KB"
     )
     assert lines[1] == (
-        "the probe ran 2,000 times on loads (1.50 us each) and 0 times on unloads (not measured)"
+        "the probe ran 2,000 times on loads (1.50 µs each) and 0 times on unloads (not measured)"
     )
     assert lines[2].endswith("10 bytes kept")
 
