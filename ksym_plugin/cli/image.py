@@ -23,7 +23,7 @@ lines = click.option(
     "--lines",
     "with_lines",
     is_flag=True,
-    help="Source lines of the kernel too, by DWARF.",
+    help="Source lines of the kernel too, by DWARF; needs --vmlinux or $DEBUGINFOD_URLS.",
 )
 
 

@@ -52,7 +52,9 @@ def parse(arguments: list[str], is_embedded: bool = True) -> Options:
     parser.add_argument(
         "--clock", choices=CLOCKS, help="the clock of the samples, if perf does not tell it"
     )
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="text", help="report: JSON, which ksym report reads"
+    )
     parser.add_argument(
         "--lines",
         action="store_true",
