@@ -167,6 +167,8 @@ class Modules:
         events, lost = self._uevents.read()
         if lost:
             changes.append(Loss(since, time.monotonic_ns(), "modules' events"))
+            # Whose event was awaited may have lost it: the next one counts again.
+            self._unannounced.clear()
         changes += self._look(events)
         if self._reader.fd >= 0:
             answers = self._reader.read()
@@ -181,6 +183,7 @@ class Modules:
         while self._reader.fd >= 0 and time.monotonic() < give_up:
             select.select([self._reader.fd], [], [], 0.1)
             changes += self.read()
+        self._silent += [known.listed.name for known in (*self._asked, *self._waiting)]
         if self._silent:
             more = len(self._silent) - _MOST_NAMED
             names = ", ".join(self._silent[:_MOST_NAMED]) + (f" and {more} more" * (more > 0))
