@@ -242,15 +242,15 @@ def test_those_nobody_could_place_are_said(host: Host) -> None:
     modules.close()
 
 
-def test_without_a_process_there_are_no_functions_and_the_rest_goes_on(host: Host) -> None:
+def test_without_a_process_there_are_no_functions_until_there_is_one(host: Host) -> None:
     host.add("a", 1)
     host.reader.fails = True
     modules = host.follow()
     assert modules.read() == []
-    assert modules.unsettled is None
+    assert modules.unsettled == 0
     host.reader.fails = False
     host.add("b", 2)
-    assert [told(one) for one in settled(host, modules)] == ["+b@2"]
+    assert [told(one) for one in settled(host, modules)] == ["+a@1", "+b@2"]
     modules.close()
 
 
@@ -462,4 +462,26 @@ def test_after_an_overflow_no_event_is_awaited(host: Host) -> None:
     # Gone and there again between two looks: only the event tells.
     host.uevents.waiting.append((False, "a"))
     assert [told(change) for change in settled(host, modules)] == ["-a@1", "+a@1"]
+    modules.close()
+
+
+def test_a_process_that_was_killed_is_asked_once_more(host: Host) -> None:
+    host.add("a", 1)
+    modules = host.follow()
+    assert modules.read() == []
+    host.reader.ready = []
+    assert modules.read() == []
+    assert len(host.reader.asked) == 2
+    host.reader.answer()
+    assert [told(change) for change in modules.read()] == ["+a@1"]
+    host.add("b", 2)
+    modules.read()
+    for _ in range(2):
+        assert modules.unsettled is not None
+        host.reader.ready = []
+        assert modules.read() == []
+    assert modules.unsettled is None
+    assert len(host.reader.asked) == 4
+    modules.finish()
+    assert modules.notes == ["modules whose functions are not in the history: b"]
     modules.close()
