@@ -7,8 +7,11 @@ until then the list alone tells of it. Its "remove" comes before its memory is l
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import socket
+import struct
 
 from ksym_plugin.errors import SourceError
 
@@ -23,13 +26,32 @@ UNLOADING: Final = "Unloading"
 _NETLINK_KOBJECT_UEVENT: Final = 15
 _KERNEL_GROUP: Final = 1
 _KERNEL_PORT: Final = 0
+_SO_ATTACH_FILTER: Final = 26
 _SO_RCVBUFFORCE: Final = 33
-#: Devices can come by the thousand, and each has events: they wait here until they are read.
+#: Modules can come by the hundred: their events wait here until they are read.
 _ROOM: Final = 4 << 20
 #: The longest uevent (UEVENT_BUFFER_SIZE in linux/kobject.h), and its beginning.
 _LONGEST: Final = 2304
 _ADDED: Final = b"add@/module/"
 _REMOVED: Final = b"remove@/module/"
+
+# Of classic BPF (linux/bpf_common.h): load four bytes, compare, return.
+_LOAD: Final = 0x20
+_IS: Final = 0x15
+_RETURN: Final = 0x06
+#: Devices come by the thousand and have several events each: what is not about modules
+#: neither wakes nor takes room. Operation, jumps if equal and if not, operand.
+_FILTER: Final = (
+    (_LOAD, 0, 0, 0),
+    (_IS, 0, 2, int.from_bytes(b"add@", "big")),
+    (_LOAD, 0, 0, 4),
+    (_IS, 3, 4, int.from_bytes(b"/mod", "big")),
+    (_IS, 0, 3, int.from_bytes(b"remo", "big")),
+    (_LOAD, 0, 0, 7),
+    (_IS, 0, 1, int.from_bytes(b"/mod", "big")),
+    (_RETURN, 0, 0, 0xFFFF_FFFF),
+    (_RETURN, 0, 0, 0),
+)
 
 
 class Uevents:
@@ -44,6 +66,7 @@ class Uevents:
             )
         except OSError as error:
             raise _deaf(error) from error
+        listen_to_modules(self._socket)
         try:
             self._socket.bind((0, _KERNEL_GROUP))
         except OSError as error:
@@ -77,6 +100,15 @@ class Uevents:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def listen_to_modules(receiver: socket.socket) -> None:
+    """Have the kernel keep from a socket what ``parse`` has no use for, where it can."""
+    code = b"".join(struct.pack("=HBBI", *step) for step in _FILTER)
+    steps = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("@HP", len(_FILTER), ctypes.addressof(steps))
+    with contextlib.suppress(OSError):
+        receiver.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 def parse(data: bytes) -> tuple[bool, str] | None:

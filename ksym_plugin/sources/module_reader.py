@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
+import signal
 import sys
 import time
 
@@ -90,8 +91,9 @@ class ModuleReader:
             os.close(self.fd)
             self.fd = -1
         if self._process is not None:
-            # It has answered, or never will; if it hangs in the kernel nobody can wait for it.
-            self._process.kill()
+            # It has answered, or never will; what it runs to unpack a file goes with it. If
+            # it hangs in the kernel nobody can wait for it.
+            os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(self._late):
                 self._process.wait(_LAST_WAIT)
             self._process = None

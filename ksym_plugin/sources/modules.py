@@ -55,6 +55,7 @@ class Known:
         "earliest",
         "gone",
         "init",
+        "is_asked_again",
         "latest",
         "listed",
         "sections",
@@ -69,6 +70,7 @@ class Known:
         self.up: tuple[int, int] | None = None
         self.gone: tuple[int, int] | None = None
         self.init: Symbol | None = None
+        self.is_asked_again = False
         self.symbol: Symbol | None = None
         self.sections: dict[str, int] = {}
         self.build_id: str | None = None
@@ -76,6 +78,11 @@ class Known:
     def is_ready(self) -> bool:
         """Whether waiting on will not tell more."""
         return self.build_id is not None or self.gone is not None or self.listed.state != LOADING
+
+    def asks_again(self) -> bool:
+        """Whether a question without an answer is to be asked once more."""
+        is_first, self.is_asked_again = not self.is_asked_again, True
+        return is_first and self.gone is None
 
     def forget_init(self) -> None:
         """Its init was over when nobody knew of it yet."""
@@ -167,6 +174,8 @@ class Modules:
         events, lost = self._uevents.read()
         if lost:
             changes.append(Loss(since, time.monotonic_ns(), "modules' events"))
+            # Whose event was awaited may have lost it: the next one counts again.
+            self._unannounced.clear()
         changes += self._look(events)
         if self._reader.fd >= 0:
             answers = self._reader.read()
@@ -181,6 +190,7 @@ class Modules:
         while self._reader.fd >= 0 and time.monotonic() < give_up:
             select.select([self._reader.fd], [], [], 0.1)
             changes += self.read()
+        self._silent += [known.listed.name for known in (*self._asked, *self._waiting)]
         if self._silent:
             more = len(self._silent) - _MOST_NAMED
             names = ", ".join(self._silent[:_MOST_NAMED]) + (f" and {more} more" * (more > 0))
@@ -287,6 +297,10 @@ class Modules:
         changes: list[Change] = []
         asked, self._asked = self._asked, []
         for known, answer in zip_longest(asked, answers[: len(asked)]):
+            if answer is None and known.asks_again():
+                # The process was killed, or there was no room for one.
+                self._waiting.append(known)
+                continue
             name = known.listed.name
             earlier = self._earlier.pop(name, None)
             if answer is not None and known.is_told_by(answer):

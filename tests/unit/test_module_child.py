@@ -7,6 +7,7 @@ import io
 import lzma
 import marshal
 import os
+import select
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 
 from ksym_plugin.elf import ElfError
 from ksym_plugin.packed_functions import PackedFunctions
-from ksym_plugin.sources import module_child, module_files
+from ksym_plugin.sources import module_child, module_files, module_reader
 from ksym_plugin.sources.module_reader import ModuleReader
 from tests.unit.elf_files import LOCAL, WEAK, Sym, vmlinux
 
@@ -189,8 +190,6 @@ def test_the_process_answers_and_ends() -> None:
 def test_a_process_that_fails_or_hangs_has_no_answers(
     dies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ksym_plugin.sources import module_reader
-
     monkeypatch.setattr(module_reader, "_CHILD", f"import sys, time; {dies}")
     monkeypatch.setattr(module_reader, "_PATIENCE", 200_000_000 if "sleep" in dies else 10**11)
     reader = ModuleReader()
@@ -211,3 +210,28 @@ def test_the_process_reads_questions_from_a_file() -> None:
         check=True,
     )
     assert marshal.loads(done.stdout) == []
+
+
+def test_what_a_process_runs_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = (
+        "import subprocess; cat = subprocess.Popen(['cat'], stdin=subprocess.PIPE,"
+        " stdout=subprocess.DEVNULL); print(cat.pid, flush=True); cat.wait()"
+    )
+    monkeypatch.setattr(module_reader, "_CHILD", started)
+    reader = ModuleReader()
+    reader.ask([])
+    select.select([reader.fd], [], [], 10)
+    pid = int(os.read(reader.fd, 100))
+    assert os.path.exists(f"/proc/{pid}")
+    reader.close()
+    give_up = time.monotonic() + 10
+    while _is_at_work(pid) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert not _is_at_work(pid)
+
+
+def _is_at_work(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

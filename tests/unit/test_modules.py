@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 import time
 from pathlib import Path
 
@@ -241,15 +242,15 @@ def test_those_nobody_could_place_are_said(host: Host) -> None:
     modules.close()
 
 
-def test_without_a_process_there_are_no_functions_and_the_rest_goes_on(host: Host) -> None:
+def test_without_a_process_there_are_no_functions_until_there_is_one(host: Host) -> None:
     host.add("a", 1)
     host.reader.fails = True
     modules = host.follow()
     assert modules.read() == []
-    assert modules.unsettled is None
+    assert modules.unsettled == 0
     host.reader.fails = False
     host.add("b", 2)
-    assert [told(one) for one in settled(host, modules)] == ["+b@2"]
+    assert [told(one) for one in settled(host, modules)] == ["+a@1", "+b@2"]
     modules.close()
 
 
@@ -413,4 +414,74 @@ def test_of_what_is_up_at_the_start_init_code_is_not_asked_for(host: Host) -> No
     modules.read()
     asked = {name: set(sections) for name, _, _, sections, _ in host.reader.asked[0]}
     assert asked == {"up": {".text"}, "coming": {".text", ".init.text"}}
+    modules.close()
+
+
+def test_what_is_not_about_modules_wakes_nobody() -> None:
+    sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with sender, receiver:
+        module_events.listen_to_modules(receiver)
+        for event in (
+            b"add@/devices/virtual/net/veth1\0ACTION=add\0",
+            b"add@/module/a\0ACTION=add\0",
+            b"remove@/devices/virtual/net/veth1\0",
+            b"remove@/module/a\0",
+            b"change@/module/a\0",
+            b"add@/mod",
+            b"add",
+            b"remove@/mo",
+            b"bind@/devices/pci0000:00\0",
+        ):
+            sender.send(event)
+        sender.send(b"add@/module/last")
+        got = list(iter(lambda: receiver.recv(100), b"add@/module/last"))
+    assert got == [b"add@/module/a\0ACTION=add\0", b"remove@/module/a\0", b"add@/mod"]
+
+
+def test_those_without_an_answer_at_the_end_are_said(host: Host) -> None:
+    host.add("slow", 1)
+    host.add("coming", 2, state="Loading", has_sysfs=False)
+    modules = host.follow()
+    assert modules.read() == []
+    assert modules.finish(seconds=0) == []
+    assert modules.notes == ["modules whose functions are not in the history: slow, coming"]
+    modules.close()
+
+
+def test_after_an_overflow_no_event_is_awaited(host: Host) -> None:
+    host.add("a", 1)
+    modules = host.follow()
+    settled(host, modules)
+    host.remove("a", is_told=False)
+    assert [told(change) for change in modules.read()] == ["-a@1"]
+    # Its event is among those that were lost.
+    host.uevents.lost = True
+    modules.read()
+    host.add("a", 1)
+    assert [told(change) for change in settled(host, modules)] == ["+a@1"]
+    # Gone and there again between two looks: only the event tells.
+    host.uevents.waiting.append((False, "a"))
+    assert [told(change) for change in settled(host, modules)] == ["-a@1", "+a@1"]
+    modules.close()
+
+
+def test_a_process_that_was_killed_is_asked_once_more(host: Host) -> None:
+    host.add("a", 1)
+    modules = host.follow()
+    assert modules.read() == []
+    host.reader.ready = []
+    assert modules.read() == []
+    assert len(host.reader.asked) == 2
+    host.reader.answer()
+    assert [told(change) for change in modules.read()] == ["+a@1"]
+    host.add("b", 2)
+    modules.read()
+    for _ in range(2):
+        assert modules.unsettled is not None
+        host.reader.ready = []
+        assert modules.read() == []
+    assert modules.unsettled is None
+    assert len(host.reader.asked) == 4
+    modules.finish()
+    assert modules.notes == ["modules whose functions are not in the history: b"]
     modules.close()
