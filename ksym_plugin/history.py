@@ -35,11 +35,11 @@ from ksym_plugin.symbols import (
     EXACT,
     GAP,
     MODULE,
-    NO_MODULE,
     NOT_LOADED,
     OTHER_BPF,
     OUTSIDE_HISTORY,
     UNKNOWN_ADDRESS,
+    VACANT,
     Lifetime,
     Loss,
 )
@@ -65,7 +65,7 @@ _IN_GROUND: Final = (
     "SELECT 1 FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ?"
     f" AND kind BETWEEN {KINDS.index(BPF_PROG)} AND {KINDS.index(OTHER_BPF)} LIMIT 1"
 )
-_WHERE_NO_BPF: Final = (UNKNOWN_ADDRESS, NO_MODULE)
+_WHERE_NO_BPF: Final = (UNKNOWN_ADDRESS, VACANT)
 #: The source that has no events, only states.
 _POLLING: Final = "polling"
 _FOREVER: Final = (1 << 63) - 1
@@ -374,7 +374,7 @@ class Past:
         there, said = self.at(lifetime.symbol.start, time_ns)
         # Not loaded is what came later and went.
         if there is None:
-            return said is not NOT_LOADED and said is not NO_MODULE
+            return said is not NOT_LOADED and said is not VACANT
         return there.row == lifetime.row
 
     def _read_page(self, page: int) -> None:

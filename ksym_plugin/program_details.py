@@ -15,7 +15,7 @@ LENGTH: Final = struct.Struct("=I")
 GONE: Final = "it was gone before its lines could be read"
 HIDDEN: Final = "the kernel does not show its addresses"
 NOT_JITED: Final = "it is not JITed"
-WITHOUT: Final = "it was loaded without line information"
+WITHOUT: Final = "loaded without line information"
 
 
 class ProgramDetails:

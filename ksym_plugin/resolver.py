@@ -18,11 +18,11 @@ from ksym_plugin.symbols import (
     IN_MODULE,
     KERNEL,
     MODULE,
-    NO_MODULE,
     NOT_LOADED,
     OUTSIDE_HISTORY,
     UNKNOWN_ADDRESS,
     USER_ADDRESS,
+    VACANT,
     Frame,
     Reason,
     Symbol,
@@ -60,7 +60,7 @@ _KERNEL_HALF: Final = 1 << 63
 #: What the past says of an address that no BPF symbol ever had.
 _NEVER_HELD: Final = (UNKNOWN_ADDRESS, AMONG_BPF)
 #: What it says of one that something had at another time.
-_ABSENT: Final = (NOT_LOADED, NO_MODULE)
+_ABSENT: Final = (NOT_LOADED, VACANT)
 
 
 class Resolver:

@@ -281,8 +281,8 @@ IN_MODULE: Final = Reason("no symbol is known at this address of a module")
 NOT_LOADED: Final = Reason(
     "nothing with a name was loaded at this address at that time (classic BPF filters have none)"
 )
-#: Where no BPF is near.
-NO_MODULE: Final = Reason("no module was loaded at this address at that time")
+#: Where no BPF is near: something else, as a module is, was there at another time.
+VACANT: Final = Reason("nothing was loaded at this address at that time")
 BETWEEN: Final = Reason("a module was here, but none of its functions")
 AMBIGUOUS: Final = Reason("two symbols followed each other here too closely to tell")
 LOST: Final = Reason("changes around that time may have been lost")

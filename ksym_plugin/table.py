@@ -24,9 +24,9 @@ from ksym_plugin.symbols import (
     KERNEL,
     LOST,
     MODULE,
-    NO_MODULE,
     NOT_LOADED,
     UNKNOWN_ADDRESS,
+    VACANT,
     Frame,
     Load,
     Loss,
@@ -202,4 +202,4 @@ def _doubt(frame: Frame | Reason) -> Frame | Reason:
         if frame.kind in (KERNEL, MODULE):
             return frame
         return Frame(frame.address, frame.name, frame.offset, frame.module, frame.kind, GAP)
-    return LOST if frame in (NOT_LOADED, NO_MODULE, UNKNOWN_ADDRESS, AMONG_BPF) else frame
+    return LOST if frame in (NOT_LOADED, VACANT, UNKNOWN_ADDRESS, AMONG_BPF) else frame

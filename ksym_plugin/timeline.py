@@ -37,9 +37,9 @@ from ksym_plugin.symbols import (
     GAP,
     GRACE,
     LOST,
-    NO_MODULE,
     NOT_LOADED,
     UNKNOWN_ADDRESS,
+    VACANT,
     Lifetime,
     Load,
     Loss,
@@ -251,7 +251,7 @@ class Timeline:
             return None, LOST
         is_among_bpf = self._places.is_among_bpf(address)
         if held:
-            return None, NOT_LOADED if is_among_bpf else NO_MODULE
+            return None, NOT_LOADED if is_among_bpf else VACANT
         return None, AMONG_BPF if is_among_bpf else UNKNOWN_ADDRESS
 
     def _settle(

@@ -10,6 +10,7 @@ from ksym_plugin import histories
 from ksym_plugin.cli import flamegraph, texts
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.errors import KsymError
+from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.stacks import pyspy, pyspy_graft, pyspy_log, pyspy_loose, pyspy_match, pyspy_perf
 from ksym_plugin.stacks import speedscope as speedscope_file
 from ksym_plugin.stacks import svg as picture
@@ -28,7 +29,6 @@ PERF_DATA: Final = "perf.data"
 PYSPY: Final = "pyspy.json"
 LOG: Final = "pyspy.log"
 SESSION: Final = "session.json"
-_MAGIC: Final = b"PERFILE2"
 _SCRIPT: Final = [
     "perf",
     "script",
@@ -272,7 +272,7 @@ def _perf_samples(files: Files) -> tuple[Reader, list[Hit]]:
 def _perf_text(path: str) -> Iterator[texts.Text]:
     """The text of a perf.data, or the file itself if it is such text."""
     with open(path, "rb") as file:
-        is_data = file.read(len(_MAGIC)) == _MAGIC
+        is_data = file.read(len(MAGIC)) == MAGIC
         file.seek(0)
         if not is_data:
             yield texts.Text(file)

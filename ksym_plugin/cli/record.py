@@ -14,7 +14,7 @@ from ksym_plugin import histories, kernel_text
 from ksym_plugin.cli import costs
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.cli.stopping import Signals, is_foreground
-from ksym_plugin.cli.times import SECOND, ring_size, size, span
+from ksym_plugin.cli.times import SECOND, history_size, ring_size, span
 from ksym_plugin.cli.urgency import be_prompt
 from ksym_plugin.clocks import PerfClock
 from ksym_plugin.errors import KsymError, SourceError
@@ -71,7 +71,9 @@ _BY_SIGNAL: Final = 128
     "--for", "seconds", type=span, metavar="TIME", help="Stop after so many seconds (or m, h, d)."
 )
 @click.option("--max-age", type=span, metavar="TIME", help="Forget what ended before, such as 7d.")
-@click.option("--max-size", type=size, metavar="SIZE", help="Forget the oldest beyond, such as 1G.")
+@click.option(
+    "--max-size", type=history_size, metavar="SIZE", help="Forget the oldest beyond, such as 1G."
+)
 @click.option(
     "--ring",
     "ring_bytes",

@@ -13,6 +13,7 @@ from ksym_plugin.cli.output import say
 from ksym_plugin.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME, ClockMap
 from ksym_plugin.errors import KsymError
 from ksym_plugin.history import History
+from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.known import Live
 from ksym_plugin.perf.renaming import Renamer
 from ksym_plugin.perf.text import BOM
@@ -47,6 +48,11 @@ class Text:
         while piece and _is_header(self._first) and len(self._first) < _SIZE:
             piece = self._read()
             self._first += piece
+        if self._first.startswith(MAGIC):
+            raise KsymError(
+                "this is what perf recorded, not the text that perf script prints of it",
+                "use ksym script -i FILE, or: perf script -i FILE | ksym ...",
+            )
         self.host = _found(_HOST, self._first)
         self.release = _found(_RELEASE, self._first)
         clock = _CLOCKID.search(self._first)

@@ -19,6 +19,7 @@ _LATEST: Final = 1 << 62
 _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", re.ASCII)
 _SPAN_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE: Final = re.compile(r"([0-9]{1,15})([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+_HISTORY_LEAST: Final = 1 << 20
 #: A page, and the greatest power of two of pages whose bytes all kernels can count.
 _RING_LEAST: Final = 1 << 12
 _RING_MOST: Final = 1 << 30
@@ -51,6 +52,14 @@ def size(text: str) -> int:
     if match is None:
         raise click.BadParameter(f"{text!r} is no size, such as 500M or 2G")
     return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
+
+
+def history_size(text: str) -> int:
+    """A bound for a history; less than an empty one takes must be a unit forgotten."""
+    number = size(text)
+    if number < _HISTORY_LEAST:
+        raise click.BadParameter(f"{text!r} is no size for a history: from 1M on")
+    return number
 
 
 def ring_size(text: str) -> int:

@@ -14,7 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO, Final
 
-_MAGIC: Final = b"PERFILE2"
+#: What a perf.data begins with.
+MAGIC: Final = b"PERFILE2"
 _HEADER: Final = struct.Struct("=8sQQ6Q4Q")
 _SECTION: Final = struct.Struct("=QQ")
 _RECORD: Final = struct.Struct("=IHH")
@@ -74,7 +75,7 @@ def read(path: str | None) -> Recorded:
 
 def _read_header(file: BinaryIO, recorded: Recorded) -> None:
     magic, _, _, _, _, data_at, data_size, _, _, *flags = _HEADER.unpack(file.read(_HEADER.size))
-    if magic != _MAGIC:
+    if magic != MAGIC:
         return
     file.seek(data_at)
     _read_kernel_map(file.read(min(data_size, _MOST)), recorded)

@@ -16,11 +16,10 @@ from ksym_plugin.symbols import (
     GRACE,
     LOST,
     MODULE,
-    NO_MODULE,
     NOT_LOADED,
     OTHER_BPF,
-    OUTSIDE_HISTORY,
     UNKNOWN_ADDRESS,
+    VACANT,
     Frame,
     Reason,
     bpf_kind,
@@ -78,7 +77,7 @@ class Tally:
         if self.unverified:
             lines.append(
                 f"{self.unverified:,} BPF frames are as perf had them, unverified:"
-                " the history does not cover their time"
+                " nothing that was recorded tells who was there"
             )
         for why, count in sorted(self.unknown.items(), key=lambda item: -item[1]):
             lines.append(f"{count:,} unknown: {why}")
@@ -151,7 +150,7 @@ def decide(
             return name
         count(answer, name, tally)
         return answer
-    is_gone = answer in (NOT_LOADED, NO_MODULE, AMBIGUOUS)
+    is_gone = answer in (NOT_LOADED, VACANT, AMBIGUOUS)
     comes_and_goes = is_bpf_name(name, dso) or (has_modules and is_module(dso))
     known_otherwise = answer is BETWEEN or (is_gone and comes_and_goes)
     known_otherwise = known_otherwise or (answer in _UNNAMED_BPF and is_neighbour(name, dso))
@@ -159,7 +158,7 @@ def decide(
         tally.unverified += 1
         return name + UNCERTAIN
     if name and not known_otherwise:
-        if answer is OUTSIDE_HISTORY and is_bpf_name(name, dso):
+        if is_bpf_name(name, dso):
             tally.unverified += 1
         else:
             tally.confirmed += 1

@@ -114,7 +114,7 @@ class DetailsProcess:
         if there + gone:
             text += f" ({100 * there / (there + gone):.1f} %)"
         others = [
-            f"{count} without: {problem}"
+            f"{count} have none ({problem})"
             for problem, count in self.counts.items()
             if problem not in ("", GONE)
         ]

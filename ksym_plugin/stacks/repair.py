@@ -106,7 +106,7 @@ class Repairer:
             lines.append("say which of them with --at TIME")
         if self.without_address:
             lines.append(
-                f"{self.without_address:,} kernel frames have no address: fold with --addrs"
+                f"kernel frames without an address: {self.without_address:,} (fold with --addrs)"
             )
         if self.unparsed:
             lines.append(f"{self.unparsed:,} lines are no stacks with a count; left as they are")

@@ -316,6 +316,7 @@ def test_perfs_clock_may_be_missing() -> None:
         ("record", "--source", "rumour"),
         ("record", "--for", "ever"),
         ("record", "--ring", "8G"),
+        ("record", "--max-size", "1"),
         ("script", "--format", "opera"),
         ("nonsense",),
     ],
@@ -324,6 +325,13 @@ def test_wrong_usage_is_status_2(words: tuple[str, ...]) -> None:
     result = ksym(*words)
     assert result.exit_code == 2
     assert "Usage: ksym" in result.stderr and result.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["annotate", "fold"])
+def test_what_perf_recorded_is_not_its_text(command: str) -> None:
+    with open("perf.data", "wb") as file:
+        file.write(b"PERFILE2" + bytes(200))
+    refused(ksym(command, "perf.data"), "not the text", "ksym script -i")
 
 
 def test_show_needs_a_history_to_look_back() -> None:

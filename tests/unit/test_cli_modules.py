@@ -57,7 +57,7 @@ def test_show_says_what_is_a_module() -> None:
     [
         ("120", 0x44, "second+0x4 (nf_tables)"),
         ("120", 0x4, "first+0x4 (nf_tables)"),
-        ("150.5", 0x4, "[unknown]  no module was loaded at this address at that time"),
+        ("150.5", 0x4, "[unknown]  nothing was loaded at this address at that time"),
         ("300", 0x4, "[unknown]  the history does not cover that time"),
     ],
 )

@@ -52,6 +52,13 @@ def test_a_ring_has_a_size_that_kernels_take() -> None:
             times.ring_size(text)
 
 
+def test_a_history_s_bound_that_lacks_its_unit_is_refused() -> None:
+    assert [times.history_size(text) for text in ("1M", "1G")] == [1 << 20, 1 << 30]
+    for text in ("1", "1023K", "large"):
+        with pytest.raises(click.BadParameter):
+            times.history_size(text)
+
+
 def dial(clock: str | None, *instants: Instant) -> times.Dial:
     return times.Dial(ClockMap(instants), clock)
 

@@ -18,9 +18,9 @@ from ksym_plugin.symbols import (
     BETWEEN,
     EXACT,
     MODULE,
-    NO_MODULE,
     OUTSIDE_HISTORY,
     UNKNOWN_ADDRESS,
+    VACANT,
     Frame,
     Load,
     Reason,
@@ -93,9 +93,9 @@ def test_a_module_is_named_by_its_functions_after_it_has_gone(tmp_path: Path) ->
             (BASE + 0x40, 150, BETWEEN),
             (BASE + 0x1804, 150, ("second", 4, "m")),
             (BASE + 0x20FF, 150, ("second", 0x8FF, "m")),
-            (BASE + 0x1804, 201, NO_MODULE),
+            (BASE + 0x1804, 201, VACANT),
             (BASE + 0x1804, 301, ("all_of_n", 0x804, "n")),
-            (BASE + 0x3F, 301, NO_MODULE),
+            (BASE + 0x3F, 301, VACANT),
             (BASE + 0x1804, 5000, OUTSIDE_HISTORY),
         ]
         for address, time, expected in answers:
@@ -184,7 +184,7 @@ def test_where_modules_are_kept_the_table_of_now_says_nothing_of_them(
         for _ in range(2):
             gone, never = (resolver.resolve(BASE + at, 500) for at in (4, 0x100004))
             if has_modules:
-                assert (gone, never) == (NO_MODULE, UNKNOWN_ADDRESS)
+                assert (gone, never) == (VACANT, UNKNOWN_ADDRESS)
             else:
                 assert said(gone) == ("of_today", 4, "later")
                 assert said(never) == ("of_today_too", 4, "later")

@@ -14,7 +14,7 @@ from ksym_plugin.recorder import Recorder
 from ksym_plugin.resolver import Resolver
 from ksym_plugin.resync import differences
 from ksym_plugin.sources import modules as modules_module
-from ksym_plugin.symbols import EXACT, GAP, NO_MODULE, Frame
+from ksym_plugin.symbols import EXACT, GAP, VACANT, Frame
 from tests.unit import module_hosts
 from tests.unit.helpers import BASE, load, told
 from tests.unit.test_recorder import SECOND, Stage, stage
@@ -73,7 +73,7 @@ def test_modules_come_and_go_in_the_history(stage: Stage, host: module_hosts.Hos
     stage.recorder.finish()
     modules.close()
     assert (names(stage, first), names(stage, second)) == ("first", "of_b")
-    assert names(stage, between) is NO_MODULE
+    assert names(stage, between) is VACANT
     past = stage.past()
     assert past.has_modules
     # BPF's changes are counted, and modules' are not.

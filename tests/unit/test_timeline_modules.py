@@ -17,8 +17,8 @@ from ksym_plugin.symbols import (
     GRACE,
     LOST,
     MODULE,
-    NO_MODULE,
     UNKNOWN_ADDRESS,
+    VACANT,
     Frame,
     Load,
     Loss,
@@ -129,7 +129,7 @@ def test_nothing_runs_in_a_module_that_has_gone() -> None:
     timeline.apply(module(BASE, 0x2000, "m", 100))
     timeline.apply(Unload(BASE, 200, 300, "m"))
     assert told(timeline.at(BASE + 0x1800, 250)) == "m exact"
-    assert told(timeline.at(BASE + 0x1800, 301)) is NO_MODULE
+    assert told(timeline.at(BASE + 0x1800, 301)) is VACANT
 
 
 def test_one_that_followed_in_the_window_of_a_load_has_no_rival_in_one_that_has_gone() -> None:
@@ -213,8 +213,8 @@ def test_what_came_and_went_within_one_window_had_the_place_for_all_of_it() -> N
     timeline.apply(module(BASE, 0x1000, "m", (100, 200)))
     timeline.apply(Unload(BASE, 100, 200, "m"))
     assert [told(timeline.at(BASE + 4, time)) for time in (100, 150, 200)] == ["m exact"] * 3
-    assert timeline.at(BASE + 4, 99) == (None, NO_MODULE)
-    assert timeline.at(BASE + 4, 201) == (None, NO_MODULE)
+    assert timeline.at(BASE + 4, 99) == (None, VACANT)
+    assert timeline.at(BASE + 4, 201) == (None, VACANT)
 
 
 def test_who_was_surely_there_still_has_no_rival_in_what_followed() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from ksym_hooks import get_plugin_manager
 from ksym_plugin import follower
-from ksym_plugin.symbols import NOT_LOADED
+from ksym_plugin.symbols import VACANT
 from tests.unit.hosts import Offers, Scripted, wait_until
 from tests.unit.listings import REPO, listings
 from tests.unit.test_packaging import run
@@ -107,7 +107,7 @@ def test_a_host_asks_a_third_party_s_source_and_spells_its_own_way(python, tmp_p
             file.write(f"{time.monotonic_ns()} {START:x} 0 first\n")
             file.write(f"{time.monotonic_ns()} {START:x} {START + 0x80:x} second\n")
         wait_until(lambda: host.ask(START + 4) == "<second>+0x4")
-        assert host.ask(START + 0x90) == f"[{NOT_LOADED.text}]"
+        assert host.ask(START + 0x90) == f"[{VACANT.text}]"
         assert host.ask(0x1000) == "[a user address]"
     finally:
         status, err = host.end()
