@@ -13,8 +13,8 @@ from ksym_plugin.elf_lines import ImageLines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.history import Past
     from ksym_plugin.kallsyms import Kallsyms
+    from ksym_plugin.past import Past
 
 vmlinux = click.option(
     "--vmlinux", metavar="FILE", help="Name kernel functions from this vmlinux or .debug file."

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ksym_plugin.history import Past
+    from ksym_plugin.past import Past
 
 
 @contextlib.contextmanager

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, Final
 
-    from ksym_plugin.history import Past
     from ksym_plugin.history_programs import Programs
     from ksym_plugin.kallsyms import Kallsyms
+    from ksym_plugin.past import Past
     from ksym_plugin.symbols import Reason
     from ksym_plugin.timeline import Timeline
 

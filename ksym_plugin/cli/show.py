@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any, Final
 
-    from ksym_plugin.history import Past, Session
+    from ksym_plugin.boots import Session
+    from ksym_plugin.past import Past
     from ksym_plugin.symbols import Lifetime
 
 _ROW: Final = "{:18}  {:>6}  {:>7}  {:24}  {:24}  {}"

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO, Final
 
-    from ksym_plugin.history import Past
     from ksym_plugin.kallsyms import Kallsyms
+    from ksym_plugin.past import Past
 
 _SIZE: Final = 1 << 20
 #: What ``perf script --header`` prints before everything else.

@@ -11,10 +11,11 @@ from ksym_plugin.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ksym_plugin.boots import Boot
     from ksym_plugin.clocks import ClockMap
-    from ksym_plugin.history import Boot, Past
     from ksym_plugin.line_table import Line
     from ksym_plugin.locating import Lines
+    from ksym_plugin.past import Past
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.symbols import Lifetime
     from ksym_plugin.timeline import Answer

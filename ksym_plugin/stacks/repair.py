@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline import Answer
 
     class Recorded(Protocol):
-        """What a history holds of one boot (``history.Past``)."""
+        """What a history holds of one boot (``past.Past``)."""
 
         @property
         def extent(self) -> int: ...

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin import kernel_id
+from ksym_plugin.boots import Boot
 from ksym_plugin.clocks import Instant
-from ksym_plugin.history import Boot, History, Past
+from ksym_plugin.history import History
 from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.past import Past
 from ksym_plugin.symbols import BPF_PROG, GAP, OUTSIDE_HISTORY, Lifetime, Load, Loss, Symbol
 from ksym_plugin.timeline import Timeline
 from tests.unit.helpers import (

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.history import History, Past
+from ksym_plugin.history import History
 from ksym_plugin.history_file import query
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.packed_functions import PackedFunctions, pack
+from ksym_plugin.past import Past
 from ksym_plugin.resolver import Resolver
 from ksym_plugin.symbols import (
     BETWEEN,

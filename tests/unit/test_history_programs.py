@@ -6,9 +6,10 @@ import os
 import sqlite3
 from pathlib import Path
 
-from ksym_plugin.history import History, Past
+from ksym_plugin.history import History
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.line_table import pack
+from ksym_plugin.past import Past
 from ksym_plugin.program_details import GONE, ProgramDetails
 from ksym_plugin.sources.bpf_details import digest_of
 from ksym_plugin.symbols import Lifetime

@@ -1,0 +1,330 @@
+"""What was recorded of one boot: a timeline that is read from the file as it is asked."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+
+from ksym_plugin import kernel_id
+from ksym_plugin.boots import Session
+from ksym_plugin.clocks import ClockMap, Instant
+from ksym_plugin.history_file import (
+    COLUMNS,
+    HEARTBEAT,
+    KINDS,
+    PAGE_SHIFT,
+    is_running,
+    lifetime_of,
+    query,
+    signed,
+    unsigned,
+)
+from ksym_plugin.history_modules import Functions
+from ksym_plugin.history_programs import Programs
+from ksym_plugin.places import GROUND_SHIFT
+from ksym_plugin.symbols import (
+    AMONG_BPF,
+    BPF_PROG,
+    EXACT,
+    GAP,
+    MODULE,
+    NOT_LOADED,
+    OTHER_BPF,
+    OUTSIDE_HISTORY,
+    UNKNOWN_ADDRESS,
+    VACANT,
+    Lifetime,
+    Loss,
+)
+from ksym_plugin.timeline import Timeline
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import sqlite3
+    from typing import Any, Final
+
+    from ksym_plugin.boots import Boot
+    from ksym_plugin.timeline import Answer
+
+_AT_PAGE: Final = (
+    f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ? UNION ALL"
+    f" SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND id IN"
+    " (SELECT lifetime FROM span WHERE page = ?) ORDER BY loaded, id"
+)
+_BOUNDS: Final = (
+    "SELECT (SELECT min(start) FROM lifetime), (SELECT max(start) FROM lifetime),"
+    " (SELECT max(page) FROM span)"
+)
+_IN_GROUND: Final = (
+    "SELECT 1 FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ?"
+    f" AND kind BETWEEN {KINDS.index(BPF_PROG)} AND {KINDS.index(OTHER_BPF)} LIMIT 1"
+)
+_WHERE_NO_BPF: Final = (UNKNOWN_ADDRESS, VACANT)
+#: The source that has no events, only states.
+_POLLING: Final = "polling"
+_FOREVER: Final = (1 << 63) - 1
+
+
+class Past:
+    """What was recorded of one boot; reads from the file what it is asked for.
+
+    ``at`` answers as Timeline.at does, and OUTSIDE_HISTORY where no session covers the
+    time.
+    """
+
+    def __init__(self, database: sqlite3.Connection, path: str, boot: Boot) -> None:
+        self.boot = boot
+        self._database = database
+        self._path = path
+        #: What the programs were, and their source lines.
+        self.programs = Programs(database, path, boot.row)
+        self._functions = Functions(database, path)
+        self._ground = 0
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._timeline = Timeline()
+        self.programs.clear()
+        #: Address to an answer and from when to when it is known to hold.
+        self._steady: dict[int, tuple[int, int, Answer]] = {}
+        here = kernel_id.boot_id() == self.boot.boot_id
+        self._pages: set[int] = set()
+        self._bearing: dict[int, set[int]] = {}
+        self._grounds: dict[int, bool] = {}
+        #: Rows entered from one page that another will bring again.
+        self._entered: set[int] = set()
+        self.sessions = [
+            Session(
+                source,
+                started,
+                covered,
+                bool(closed),
+                here and not closed and is_running(pid, since),
+                bool(modules),
+            )
+            for source, started, covered, closed, pid, since, modules in self._rows(
+                "SELECT source, started, covered, closed, writer_pid, writer_start, modules"
+                " FROM session WHERE boot = ? ORDER BY started"
+            )
+        ]
+        #: Whether also modules were kept, for all the time that is covered.
+        self.has_modules = all(session.modules for session in self.sessions)
+        self.losses = [
+            Loss(since, until, cause, count)
+            for since, until, cause, count in self._rows(
+                "SELECT since, until, cause, count FROM gap WHERE boot = ? ORDER BY since"
+            )
+        ]
+        # Most kernel addresses lie where nothing was ever loaded: no need to ask for them.
+        first, last, span = query(self._database, self._path, _BOUNDS)[0]
+        self._first_page = unsigned(first or 0) >> PAGE_SHIFT
+        self._last_page = max(unsigned(last or 0) >> PAGE_SHIFT, span or 0)
+        for loss in self.losses:
+            self._timeline.apply(loss)
+        self._polled = [session for session in self.sessions if session.source == _POLLING]
+        self._bare = self._uncovered()
+        self._bare_starts = [since for since, _ in self._bare]
+        for since, until in self._bare:
+            self._timeline.apply(Loss(since, until, "not recorded"))
+
+    def wait_covered(self, until: int) -> None:
+        """If a recorder is at work, let it commit what happened before ``until``.
+
+        Takes at most a little more than its heartbeat.
+        """
+        give_up = time.monotonic_ns() + 2 * HEARTBEAT
+        while any(session.writing and session.covered < until for session in self.sessions):
+            if time.monotonic_ns() > give_up:
+                return
+            time.sleep(HEARTBEAT / 20e9)
+            # Nothing that was decided on what had been read may outlive it.
+            self._ground = self.extent + 1
+            self._refresh()
+
+    @property
+    def extent(self) -> int:
+        return self._ground + self._timeline.extent
+
+    def covers(self, time_ns: int) -> bool:
+        """Whether a session was recording at that time."""
+        at = bisect_right(self._bare_starts, time_ns) - 1
+        return at >= 0 and time_ns > self._bare[at][1]
+
+    def clock_map(self) -> ClockMap:
+        """The instants at which the recorder read all clocks."""
+        return ClockMap(
+            Instant(*row)
+            for row in self._rows(
+                "SELECT i.monotonic, i.boottime, i.realtime, i.perf FROM instant i"
+                " JOIN session s ON s.id = i.session WHERE s.boot = ? ORDER BY i.monotonic"
+            )
+        )
+
+    def at(self, address: int, time_ns: int) -> Answer:
+        steady = self._steady.get(address)
+        if steady is not None and steady[0] <= time_ns <= steady[1]:
+            return steady[2]
+        answer = self._look_up(address, time_ns)
+        if answer[1] == EXACT:
+            self._steady[address] = self._stretch(address, time_ns, answer, steady)
+        return answer
+
+    def steady(self, address: int) -> tuple[int, int]:
+        """From when to when the last EXACT answer for ``address`` is known to hold."""
+        since, until, _ = self._steady.get(address, (0, -1, None))
+        return since, until
+
+    def _stretch(
+        self, address: int, time_ns: int, answer: Answer, before: tuple[int, int, Answer] | None
+    ) -> tuple[int, int, Answer]:
+        """From when to when an answer holds, once it has been given a second time.
+
+        Who was there at two times was there in between: whoever took the place meanwhile
+        would have it still.
+        """
+        lifetime = answer[0]
+        if before is None or before[2][0] is not lifetime or lifetime is None:
+            return time_ns, time_ns, answer
+        since, until = min(before[0], time_ns), max(before[1], time_ns)
+        end = lifetime.unloaded_earliest
+        if end is None:
+            end = self.sessions[-1].covered
+        if end > until and self._look_up(address, end) == answer:
+            until = end
+        if self._timeline.lost_between(since, until):
+            return time_ns, time_ns, answer
+        return since, until, answer
+
+    def _look_up(self, address: int, time_ns: int) -> Answer:
+        if not self.covers(time_ns):
+            return None, OUTSIDE_HISTORY
+        page = address >> PAGE_SHIFT
+        if page not in self._pages and self._first_page <= page <= self._last_page:
+            self._read_page(page)
+        answer = self._timeline.at(address, time_ns)
+        if answer[1] in _WHERE_NO_BPF and self._is_among_bpf(address >> GROUND_SHIFT):
+            # The timeline has entered these pages alone.
+            return None, AMONG_BPF if answer[1] is UNKNOWN_ADDRESS else NOT_LOADED
+        lifetime = answer[0]
+        if lifetime is not None and self._may_be_missed(lifetime, time_ns):
+            return lifetime, GAP
+        return answer
+
+    def _is_among_bpf(self, number: int) -> bool:
+        """As ``Places.is_among_bpf``, for this one of all stretches of 2 MB."""
+        known = self._grounds.get(number)
+        if known is None:
+            first = (number - 1) << GROUND_SHIFT
+            last = first + (3 << GROUND_SHIFT) - 1
+            found = self._rows(_IN_GROUND, signed(first), signed(last))
+            known = self._grounds[number] = bool(found)
+        return known
+
+    def _may_be_missed(self, lifetime: Lifetime, time_ns: int) -> bool:
+        """Whether a newcomer here may have gone unseen: who polls sees it late or never."""
+        ended = lifetime.unloaded_earliest
+        if ended is None or time_ns <= ended or lifetime.symbol.kind == MODULE:
+            return False
+        return any(session.started <= time_ns <= session.covered for session in self._polled)
+
+    def warnings(self) -> list[str]:
+        """What a user must know of this record, a sentence each: dead recorders, losses."""
+        lines = [
+            f"the {session.source} recorder was killed; nothing after"
+            f" {seconds(session.covered)} s (monotonic) was kept"
+            for session in self.sessions
+            if session.killed
+        ]
+        if self.losses:
+            lost = sum(loss.count or 0 for loss in self.losses)
+            span = sum(loss.until - loss.since for loss in self.losses)
+            lines.append(
+                f"changes were lost {len(self.losses)} times"
+                f" ({lost or 'an unknown number'}, within {seconds(span)} s);"
+                " names from then are marked uncertain"
+            )
+        missed = self.programs.missed()
+        if missed:
+            lines.append(f"the source lines of {missed} programs could not be read in time")
+        return lines
+
+    def live(self, time_ns: int) -> list[Lifetime]:
+        """The lifetimes that had begun and not ended at ``time_ns``, by start."""
+        rows = self._rows(
+            f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND loaded - loading <= ?"
+            " AND (unloaded IS NULL OR unloaded >= ?) ORDER BY start, loaded",
+            time_ns,
+            time_ns,
+        )
+        return [life for life in map(self._lifetime, rows) if self._is_at(life, time_ns)]
+
+    def lifetimes(self, pattern: str = "%") -> list[Lifetime]:
+        """All lifetimes whose name is LIKE ``pattern``, by load."""
+        rows = self._rows(
+            f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND name LIKE ? ORDER BY loaded, start",
+            pattern,
+        )
+        return [self._lifetime(row) for row in rows]
+
+    def _lifetime(self, row: tuple[Any, ...]) -> Lifetime:
+        lifetime = lifetime_of(row)
+        if lifetime.symbol.kind == MODULE:
+            lifetime.functions = self._functions.of(lifetime)
+        return lifetime
+
+    def _rows(self, statement: str, *values: object) -> list[Any]:
+        return query(self._database, self._path, statement, self.boot.row, *values)
+
+    def _is_at(self, lifetime: Lifetime, time_ns: int) -> bool:
+        """Whether nothing loaded later had taken this one's start by then."""
+        there, said = self.at(lifetime.symbol.start, time_ns)
+        # Not loaded is what came later and went.
+        if there is None:
+            return said is not NOT_LOADED and said is not VACANT
+        return there.row == lifetime.row
+
+    def _read_page(self, page: int) -> None:
+        """Enter what lies on a page, and what tells how much of it was left when.
+
+        That is told by what was loaded where it starts, and for a symbol whose end is
+        not known by all its neighbours up to the page.
+        """
+        self._pages.add(page)
+        for before in self._enter_page(page):
+            self._enter_page(before)
+
+    def _enter_page(self, page: int) -> set[int]:
+        """Enter all that has a byte on a page; the earlier pages that bear upon it."""
+        bearing = self._bearing.get(page)
+        if bearing is not None:
+            return bearing
+        bearing = self._bearing[page] = set()
+        first = page << PAGE_SHIFT
+        last = first + (1 << PAGE_SHIFT) - 1
+        for row in self._rows(_AT_PAGE, signed(first), signed(last), self.boot.row, page):
+            lifetime = self._lifetime(row)
+            start, end = lifetime.symbol.start, lifetime.symbol.end
+            if start < first:
+                began = start >> PAGE_SHIFT
+                bearing.update(range(began, page) if lifetime.open_ended else (began,))
+            if lifetime.row in self._entered:
+                continue
+            if start < first or end > last + 1:
+                self._entered.add(lifetime.row)
+            self._timeline.enter(lifetime)
+        return bearing
+
+    def _uncovered(self) -> list[tuple[int, int]]:
+        """The stretches of time before, between and after the sessions."""
+        stretches = []
+        since = -_FOREVER
+        for session in self.sessions:
+            if session.started > since:
+                stretches.append((since, session.started - 1))
+            since = max(since, session.covered + 1)
+        return [*stretches, (since, _FOREVER)]
+
+
+def seconds(time_ns: int) -> str:
+    """A time as perf script prints it."""
+    return f"{time_ns // 1_000_000_000}.{time_ns // 1000 % 1_000_000:06d}"
