@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 UNCERTAIN: Final = "?"
 #: Of what no symbol covers, that which only BPF can be where it is no module's.
 _UNNAMED_BPF: Final = (AMONG_BPF, NOT_LOADED)
+#: What perf is told of as of BPF, and most of a history's sources are not: copies of what
+#: kprobes are on, and ftrace's trampolines (``perf_event_ksymbol`` in the kernel).
+_OUT_OF_LINE: Final = ("kprobe_insn_page", "kprobe_optinsn_page", "ftrace_trampoline")
 #: How many different errors are told apart, and how much of each.
 _MOST_ERRORS: Final = 16
 _LONGEST: Final = 100
@@ -105,7 +108,8 @@ def clean(name: str) -> str:
 
 def is_bpf_name(name: str, dso: str) -> bool:
     """Whether perf's answer claims a BPF program: its name, or its own name as its dso."""
-    return split_bpf_name(name) is not None or dso in (BPF_MODULE, name)
+    is_announced = dso == name and name not in _OUT_OF_LINE
+    return split_bpf_name(name) is not None or dso == BPF_MODULE or is_announced
 
 
 def is_neighbour(name: str, dso: str) -> bool:
@@ -172,7 +176,9 @@ def decide(
 
 def nameless_dso(answer: Frame | Reason, name: str, dso: str) -> str:
     """What stands for the dso of a frame that keeps no name: BPF's if it cannot be another's."""
-    if answer in _UNNAMED_BPF and (name or not dso or is_core(dso)):
+    # A module's name that does not hold may be that of one whose functions nobody knows.
+    is_open = bool(name) and not is_module(dso)
+    if answer in _UNNAMED_BPF and (is_open or not dso or is_core(dso)):
         return BPF_MODULE
     return "" if name else dso
 

@@ -216,3 +216,17 @@ def test_a_tally_in_words() -> None:
 def test_an_empty_tally_is_one_line() -> None:
     (line,) = Tally().lines()
     assert line.startswith("0 kernel frames: ")
+
+
+@pytest.mark.parametrize("name", ["kprobe_insn_page", "kprobe_optinsn_page", "ftrace_trampoline"])
+def test_out_of_line_code_that_perf_was_told_of_stands_where_bpf_had_been(name: str) -> None:
+    tally = Tally()
+    assert decide(NOT_LOADED, name, name, tally, True) == name
+    assert (tally.confirmed, tally.withdrawn) == (1, 0)
+
+
+def test_a_module_s_name_that_does_not_hold_is_not_called_bpf() -> None:
+    tally = Tally()
+    assert decide(NOT_LOADED, "nft_do_chain", "[nf_tables]", tally, True) is None
+    assert nameless_dso(NOT_LOADED, "nft_do_chain", "[nf_tables]") == ""
+    assert tally.unknown == {UNKNOWN_ADDRESS.text: 1}
