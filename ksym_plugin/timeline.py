@@ -151,7 +151,7 @@ class Timeline:
             return self._miss(address, bool(tracks), time)
         until = best.unloaded_earliest
         if until is None or time > until:
-            has_left = self._has_left(best, time)
+            has_left = self._has_left(best, address, time)
             return self._miss(address, True, time) if has_left else self._judge(best, time)
         return self._judge(best, time) if self._gap_ends else (best, EXACT)
 
@@ -225,7 +225,7 @@ class Timeline:
                     best = lifetime if best is None or loaded_after(lifetime, best) else best
                 else:
                     rivals.append(lifetime)
-        if best is not None and self._has_left(best, time):
+        if best is not None and self._has_left(best, address, time):
             best = None
         if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
             return self._with_open_ended(address, time, best, rivals)
@@ -292,7 +292,7 @@ class Timeline:
                 for rival in _possible(place[at : at + _MOST_RIVALS], address, time)
                 if rival.open_ended and self._reaches(rival, address, time)
             ]
-        reaching = [image for image in reaching if not self._has_left(image, time)]
+        reaching = [image for image in reaching if not self._has_left(image, address, time)]
         for image in sorted(reaching, key=lambda life: life.symbol.start, reverse=True):
             verdict = best is None or outranks(image, best, time)
             if verdict is None:
@@ -307,8 +307,11 @@ class Timeline:
             return self._miss(address, True, time)
         return self._judge(best, time)
 
-    def _has_left(self, lifetime: Lifetime, time: int) -> bool:
-        """Whether by ``time`` something was loaded over its start: then nothing of it is left."""
+    def _has_left(self, lifetime: Lifetime, address: int, time: int) -> bool:
+        """Whether by ``time`` something was loaded over its start: then nothing of it is left.
+
+        Nor is, of what has ended, what something else has had at ``address`` since.
+        """
         start, loaded = lifetime.symbol.start, lifetime.loaded_latest
         place = self._starts[start]
         if place[-1] is not lifetime and place[loaded_by(place, time) - 1] is not lifetime:
@@ -319,6 +322,29 @@ class Timeline:
             at = bisect_right(track.times, time)
             if at and is_over(track.lifetimes[at - 1], lifetime):
                 return True
+        ended = lifetime.unloaded_latest
+        if ended is None or time <= ended:
+            return False
+        return self._was_taken(start, lifetime, time) or self._was_taken(address, lifetime, time)
+
+    def _was_taken(self, byte: int, lifetime: Lifetime, time: int) -> bool:
+        """Whether what came later had a byte of a symbol that has ended, and has gone since.
+
+        Among very many that is taken for granted: the symbol is only in question because it
+        may still run.
+        """
+        for track in self._places.tracks_at(byte):
+            last = bisect_right(track.times, time)
+            first = max(last - _MOST_RIVALS, 0)
+            for other in reversed(track.lifetimes[first:last]):
+                if other.loaded_latest < lifetime.loaded_latest:
+                    break
+                symbol = other.symbol
+                if symbol.start <= byte < symbol.end and loaded_after(other, lifetime):
+                    return True
+            else:
+                if first:
+                    return True
         return False
 
     def _reaches(self, image: Lifetime, address: int, time: int) -> bool:

@@ -243,3 +243,17 @@ def test_grace_ends_although_nothing_took_the_place() -> None:
     timeline = timeline_of(load(BASE, 64, "bpf_prog_0000000000000001_a", 10), unload(BASE, 20))
     assert told(timeline.at(BASE, 20 + GRACE_SPAN)) == "bpf_prog_0000000000000001_a grace"
     assert told(timeline.at(BASE, 21 + GRACE_SPAN)) is NOT_LOADED
+
+
+def test_who_was_overrun_is_not_there_when_the_next_has_gone_as_well() -> None:
+    """Whoever took the place has been taken a part of, and shares no byte with the first."""
+    timeline = timeline_of(
+        load(BASE + 0x40, 4, "first", 106),
+        unload(BASE + 0x40, 108, "first"),
+        load(BASE, 0x2BC, "second", 109),
+        unload(BASE, 110, "second"),
+        load(BASE + 0x1C0, 0x40, "third", 111),
+    )
+    assert told(timeline.at(BASE + 0x40, 108)) == "first exact"
+    assert told(timeline.at(BASE + 0x40, 109)) == "second exact"
+    assert told(timeline.at(BASE + 0x40, 111)) is NOT_LOADED
