@@ -1,8 +1,8 @@
 """Keeps a table current in the background, from the best source there is.
 
-A thread waits for the source, reads it, and tells what has changed. It is in no hurry: after
-a read it rests 150 times as long as that took, up to 0.1 s, and so stays below a hundredth
-of a CPU unless changes are many. Who asks about a time that has not been read yet reads the source
+A thread waits for the source, reads it at once, and tells what has changed. It may use a
+hundred and fiftieth of a CPU: where changes are so many that they would cost more, it rests
+between reads, up to 0.1 s. Who asks about a time that has not been read yet reads the source
 himself: ``frames`` never answers from before the time it is asked about.
 
 What can go wrong around it, and what then happens:
@@ -45,9 +45,11 @@ _SECOND: Final = 1_000_000_000
 #: How long the first question waits for a source, in seconds; and for the static symbols.
 PATIENCE: Final = 1.0
 _STATICS_PATIENCE: Final = 10.0
-#: What a read is followed by: so many times its CPU time of rest, and no more than (s).
+#: For each ns of CPU so many pass, unless the longest rest (s) is too short for that; and
+#: what may be saved up in quiet times, in ns of CPU.
 _REST: Final = 150
 _MOST_REST: Final = 0.1
+_MOST_SAVED: Final = 20_000_000
 #: How often descriptors, modules and what else tells nobody are looked at, in seconds.
 _HEARTBEAT: Final = 1.0
 _CLOCK_SPAN: Final = 10 * _SECOND
@@ -68,6 +70,23 @@ _abandoned: list[object] = []
 
 class Disowned(Exception):
     """The descriptors are closed, and not by us."""
+
+
+class Allowance:
+    """What CPU time the calling thread may still use."""
+
+    def __init__(self) -> None:
+        self._left = 0.0
+        self._at, self._used = time.monotonic_ns(), time.thread_time_ns()
+
+    def rest(self) -> float:
+        """How long to wait now, in seconds, so as not to use more."""
+        at, used = time.monotonic_ns(), time.thread_time_ns()
+        left = min(self._left + (at - self._at) / _REST, _MOST_SAVED) - (used - self._used)
+        self._at, self._used = at, used
+        # What the longest rest does not make good is forgiven: a burst has an end.
+        self._left = max(left, -_MOST_REST * _SECOND / _REST)
+        return max(0.0, -self._left * _REST / _SECOND)
 
 
 class Follower:
@@ -252,14 +271,13 @@ class Follower:
         if source.fileno() >= 0:
             poller.register(source.fileno(), select.POLLIN)
         self._tell_news()
-        began = time.thread_time_ns()
+        allowance = Allowance()
         while not self._stopping.is_set():
             ready = poller.poll(self._wait_ms(source))
             if any(event & select.POLLNVAL for _, event in ready):
                 raise Disowned("a descriptor is closed")
             self._step(source)
-            began, spent = time.thread_time_ns(), time.thread_time_ns() - began
-            self._stopping.wait(min(_MOST_REST, _REST * spent / _SECOND))
+            self._stopping.wait(allowance.rest())
 
     def _step(self, source: Source) -> None:
         with self._using:
