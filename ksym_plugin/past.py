@@ -202,12 +202,12 @@ class Past:
         if page not in self._pages and self._first_page <= page <= self._last_page:
             self._read_page(page)
         answer = self._timeline.at(address, time_ns)
+        lifetime = answer[0]
+        if lifetime is not None:
+            return (lifetime, GAP) if self._may_be_missed(lifetime, time_ns) else answer
         if answer[1] in _WHERE_NO_BPF and self._is_among_bpf(address >> GROUND_SHIFT):
             # The timeline has entered these pages alone.
             return None, AMONG_BPF if answer[1] is UNKNOWN_ADDRESS else NOT_LOADED
-        lifetime = answer[0]
-        if lifetime is not None and self._may_be_missed(lifetime, time_ns):
-            return lifetime, GAP
         return answer
 
     def _is_among_bpf(self, number: int) -> bool:
