@@ -49,9 +49,9 @@ class ImageLines:
 
     def close(self) -> None:
         """Let go of the file, and keep what was told."""
-        self._answers.store()
         if self._dwarf is not None:
             self._dwarf.close()
+        self._answers.store()
 
     def line(self, address: int) -> Line | None:
         """The line of the instruction at an address in the kernel's memory."""
@@ -84,11 +84,11 @@ class _Dwarf:
         self._places: Units | None = None
         with contextlib.ExitStack() as stack:
             self._dwarf = dwarf_of(stack.enter_context(opened(path)))
+            self.has_any = self._dwarf is not None
+            section = None if self._dwarf is None else self._dwarf.debug_line_sec
+            self._code = b"" if section is None else whole(section)
+            self._unread = len(self._code)
             self.close = stack.pop_all().close
-        self.has_any = self._dwarf is not None
-        section = None if self._dwarf is None else self._dwarf.debug_line_sec
-        self._code = b"" if section is None else whole(section)
-        self._unread = len(self._code)
 
     def line(self, linked: int) -> Line | None:
         """The line of the instruction at a linked address."""

@@ -152,9 +152,9 @@ def _record(
         stack.callback(clock.close)
         is_new = not os.path.exists(output)
         writer = HistoryWriter(output, source.name, started, kernel_text.start())
-        modules = _modules(stack, writer)
-        recorder = Recorder(source, writer, clock, details, modules)
         try:
+            modules = _modules(stack, writer)
+            recorder = Recorder(source, writer, clock, details, modules)
             recorder.start()
         except BaseException:
             with contextlib.suppress(KsymError):  # The disk may be full.

@@ -66,16 +66,13 @@ class Uevents:
             )
         except OSError as error:
             raise _deaf(error) from error
-        listen_to_modules(self._socket)
         try:
+            listen_to_modules(self._socket)
             self._socket.bind((0, _KERNEL_GROUP))
+            _make_room(self._socket)
         except OSError as error:
             self._socket.close()
             raise _deaf(error) from error
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM)
-        except OSError:  # Without CAP_NET_ADMIN it is as large as others' are.
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _ROOM)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -109,6 +106,13 @@ def listen_to_modules(receiver: socket.socket) -> None:
     program = struct.pack("@HP", len(_FILTER), ctypes.addressof(steps))
     with contextlib.suppress(OSError):
         receiver.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+def _make_room(receiver: socket.socket) -> None:
+    try:
+        receiver.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM)
+    except OSError:  # Without CAP_NET_ADMIN it is as large as others' are.
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _ROOM)
 
 
 def parse(data: bytes) -> tuple[bool, str] | None:

@@ -80,10 +80,11 @@ class ModuleReader:
             self._data += data
         self.close()
         try:
-            answers: list[Answer] = marshal.loads(self._data)  # noqa: S302 - our own
+            answers = marshal.loads(self._data)  # noqa: S302 - our own
         except (EOFError, ValueError, TypeError):
             return []
-        return answers
+        # What else wrote to its stdout may have made anything of them.
+        return answers if isinstance(answers, list) else []
 
     def close(self) -> None:
         """End the process; idempotent."""
@@ -93,7 +94,8 @@ class ModuleReader:
         if self._process is not None:
             # It has answered, or never will; what it runs to unpack a file goes with it. If
             # it hangs in the kernel nobody can wait for it.
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(self._late):
                 self._process.wait(_LAST_WAIT)
             self._process = None

@@ -147,8 +147,12 @@ class Modules:
         self._unannounced: set[str] = set()
         self._earlier: dict[str, Lifetime] = {}
         self._reader = reader or ModuleReader()
-        self._uevents = uevents or Uevents()
         self._epoll = select.epoll()
+        try:
+            self._uevents = uevents or Uevents()
+        except BaseException:
+            self._epoll.close()
+            raise
         try:
             self._epoll.register(self._uevents, select.EPOLLIN)
             self._found = self._look([]) + self._resume(earlier or [])

@@ -186,11 +186,19 @@ def test_the_process_answers_and_ends() -> None:
     reader.close()
 
 
-@pytest.mark.parametrize("dies", ["sys.exit(1)", "sys.stdout.write('half')", "time.sleep(60)"])
+@pytest.mark.parametrize(
+    "dies",
+    [
+        "sys.exit(1)",
+        "sys.stdout.write('half')",
+        "sys.stdout.buffer.write(marshal.dumps(7))",
+        "time.sleep(60)",
+    ],
+)
 def test_a_process_that_fails_or_hangs_has_no_answers(
     dies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module_reader, "_CHILD", f"import sys, time; {dies}")
+    monkeypatch.setattr(module_reader, "_CHILD", f"import marshal, sys, time; {dies}")
     monkeypatch.setattr(module_reader, "_PATIENCE", 200_000_000 if "sleep" in dies else 10**11)
     reader = ModuleReader()
     reader.ask([question("m")])

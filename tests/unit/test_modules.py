@@ -12,8 +12,10 @@ import pytest
 from ksym_plugin.errors import SourceError
 from ksym_plugin.packed_functions import PackedFunctions, pack
 from ksym_plugin.sources import module_events
+from ksym_plugin.sources import modules as modules_source
 from ksym_plugin.sources.module_events import Uevents, parse, parse_listing
 from ksym_plugin.symbols import MODULE, Lifetime, Load, Loss, Symbol, Unload
+from tests.unit.hosts import fds
 from tests.unit.module_hosts import BASE, CODE, ROWS, Host
 
 
@@ -338,8 +340,39 @@ def test_the_kernel_can_be_listened_to_without_any_right() -> None:
         events = Uevents()
     except SourceError as error:
         pytest.skip(f"no uevents here: {error}")
-    assert events.read() == ([], False) or module_events.LISTING
+    found, lost = events.read()
     events.close()
+    # Some may just have come; they are of modules, and whole.
+    assert not lost
+    assert all(name and "/" not in name for _, name in found)
+    assert events.fileno() == -1
+
+
+@pytest.mark.parametrize("step", ["listen_to_modules", "_make_room"])
+def test_uevents_that_cannot_be_had_leave_nothing_open(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: socket.socket) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(module_events, step, fail)
+    before = fds()
+    with pytest.raises(SourceError, match="cannot be listened to"):
+        Uevents()
+    assert fds() == before
+
+
+def test_modules_that_cannot_be_followed_leave_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> Uevents:
+        raise SourceError("the kernel is deaf", "")
+
+    monkeypatch.setattr(modules_source, "Uevents", fail)
+    before = fds()
+    with pytest.raises(SourceError, match="deaf"):
+        modules_source.Modules()
+    assert fds() == before
 
 
 def test_an_event_that_comes_after_the_list_has_told_says_nothing_new(host: Host) -> None:
