@@ -19,6 +19,7 @@ from ksym_plugin.perf.stamps import Stamps
 from ksym_plugin.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.symbols import (
     BPF_MODULE,
+    MODULE,
     UNKNOWN_ADDRESS,
     Frame,
     Reason,
@@ -26,6 +27,7 @@ from ksym_plugin.symbols import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, Final
 
     from ksym_plugin.elf import Image
@@ -164,7 +166,9 @@ class Handler:
                 if time_ns is None:
                     time_ns = self._monotonic(event)
                 kept = self._callers if pieces else self._leaves
-                piece = kept.again(node, time_ns) or self._kernel(node, time_ns, not pieces)
+                piece = kept.again(node, time_ns) or self._kernel(
+                    node, time_ns, not pieces, chain or ()
+                )
             pieces.append(piece)
             core = callers
         self.tally.confirmed += confirmed
@@ -172,7 +176,9 @@ class Handler:
             frames.keep(bool(chain))
         return pieces
 
-    def _kernel(self, node: dict[str, Any], time_ns: int, is_leaf: bool) -> str:
+    def _kernel(
+        self, node: dict[str, Any], time_ns: int, is_leaf: bool, chain: Sequence[dict[str, Any]]
+    ) -> str:
         address, symbol, dso = node["ip"], node.get("sym"), node.get("dso") or ""
         if dso.startswith(_GUEST):  # looks like this kernel's, but is another's
             return self._by_perf(node)
@@ -181,7 +187,13 @@ class Handler:
         if isinstance(answer, Reason) and not name and not self._has_statics:
             self._load_statics()
             answer = self._resolver.resolve(address, time_ns)
-        held = decide(answer, name, dso, self.tally, self._has_modules)
+        around = name
+        if name and isinstance(answer, Frame) and answer.kind == MODULE:
+            # What perf shows as inlined stands where the function around it does.
+            around = _around(node, chain) or name
+        held = decide(answer, around, dso, self.tally, self._has_modules)
+        if held == around:
+            held = name
         if held is None:
             return self._output.kernel(address, "", None, nameless_dso(answer, name, clean(dso)))
         if isinstance(held, Frame):
@@ -241,6 +253,17 @@ def _leaf(event: dict[str, Any]) -> dict[str, Any]:
         node["sym"] = {"name": event["symbol"], "start": node["ip"] - (offset or 0)}
         node["sym_off"] = offset
     return node
+
+
+def _around(node: dict[str, Any], chain: Sequence[dict[str, Any]]) -> str:
+    """perf's name of the function that a frame is inlined into: it follows, at one address."""
+    name, is_behind = "", False
+    for other in chain:
+        is_behind = other is node or (is_behind and other["ip"] == node["ip"])
+        symbol = other.get("sym")
+        if is_behind and symbol:
+            name = clean(symbol["name"])
+    return name
 
 
 def _is_fixed(answer: Frame | Reason) -> bool:

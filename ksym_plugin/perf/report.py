@@ -32,7 +32,8 @@ class ReportOutput:
         place: Place | None = None,
     ) -> str:
         if dso == BPF_MODULE or (name and is_bpf_name(name, dso)):
-            return self._account.frame(name, place)
+            # Code without a name, as classic BPF is, goes by what it is known to be.
+            return self._account.frame(name or BPF_MODULE, place)
         # What a virtual machine was at is not this kernel's time.
         return ELSEWHERE if dso.startswith("[guest") else KERNEL
 

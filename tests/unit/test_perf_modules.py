@@ -87,6 +87,24 @@ def test_the_handler_names_a_module_s_frame_by_its_time(
     assert counts(handler.tally) == {count: times}
 
 
+def test_what_perf_shows_as_inlined_stands_with_the_function_around_it(
+    history: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = Handler(Options(history, MONOTONIC, "text"), None)
+    for at in (5, 20):
+        chain = [node(BASE + 4, name, 4, A) for name in ("helper", "inner", "first")]
+        for turn in range(2):
+            caller = node(BASE + (1 << 24), "caller", 4, "[kernel.kallsyms]")
+            handler.process_event(event(*chain, caller, time=at * SECOND + turn))
+    handler.trace_end()
+    out = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line[:1] == "\t"]
+    # Then another module was there, and none of these names can hold.
+    now = ["helper+0x4", "inner+0x4", "first+0x4", "caller+0x4"]
+    then = [*["of_b+0x4"] * 3, "caller+0x4"]
+    assert out == [*now, *now, *then, *then]
+    assert counts(handler.tally) == {"confirmed": 10, "renamed": 6}
+
+
 def test_frames_that_come_again_are_asked_for_once_and_counted_all(
     history: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

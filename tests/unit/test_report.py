@@ -23,7 +23,7 @@ from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.report import ReportOutput
 from ksym_plugin.stacks.report import ELSEWHERE, KERNEL, Account, share
-from ksym_plugin.symbols import Lifetime, Load
+from ksym_plugin.symbols import OTHER_BPF, Lifetime, Load
 from tests import demo
 from tests.unit.helpers import BASE, load
 from tests.unit.perf_events import CORE, GUEST_KERNEL, SECOND, VMLINUX, event, node
@@ -176,6 +176,16 @@ def test_frames_as_the_handler_hands_them_over() -> None:
     assert output.kernel(CORE, "", None, "") == KERNEL
     assert output.kernel(CORE, "start", 4, "[guest.kernel.kallsyms]") == ELSEWHERE
     assert output.kernel(BASE, MAIN, 4, MAIN) == output.kernel(BASE, MAIN, 4, "[bpf]") != KERNEL
+
+
+def test_code_without_a_name_among_bpf_programs_is_accounted_for_as_such() -> None:
+    stream = io.StringIO()
+    output = ReportOutput(stream)
+    output.sample(event(node(BASE)), [output.kernel(BASE, "", None, "[bpf]")])
+    output.close()
+    (document,) = json.loads(stream.getvalue())
+    (row,) = document["programs"]
+    assert (row["name"], row["kind"], row["own"]["samples"]) == ("[bpf]", OTHER_BPF, 1)
 
 
 @pytest.fixture(scope="module")
