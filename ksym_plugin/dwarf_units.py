@@ -71,7 +71,7 @@ def dwarf_of(elf: ELFFile) -> DWARFInfo | None:
             tables[offset] = _Abbreviations(dwarf, code, offset)
         return tables[offset]
 
-    # It has to quack no more than that.
+    # pyelftools makes its tables itself, whole, and lets nobody give it others.
     dwarf.get_abbrev_table = table  # type: ignore[assignment, method-assign]
     # Most strings nobody asks for; ``text`` reads those that are.
     strings, line_strings = dwarf.debug_str_sec, dwarf.debug_line_str_sec

@@ -15,7 +15,7 @@ import zlib
 from ksym_plugin import cache_file
 from ksym_plugin.elf_table import TOP, FunctionTable
 from ksym_plugin.errors import KsymError
-from ksym_plugin.symbols import KERNEL, MODULE, UNKNOWN_ADDRESS, Symbol
+from ksym_plugin.symbols import KERNEL, UNKNOWN_ADDRESS, Symbol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -199,22 +199,6 @@ class Image:
         ):
             return other
         return Symbol(start + self.offset, end + self.offset, name, KERNEL, None)
-
-
-class Module:
-    """A module's file at the addresses of its sections."""
-
-    def __init__(self, file: ElfFile, name: str) -> None:
-        self.file = file
-        self.name = name
-
-    def find(self, address: int) -> Symbol | Reason:
-        """The module's function that holds the address."""
-        found = self.file.find(address)
-        if found is None:
-            return UNKNOWN_ADDRESS
-        start, end, name = found
-        return Symbol(start, end, name, MODULE, self.name)
 
 
 def module_sections(name: str, root: str = "/sys/module") -> dict[str, int]:

@@ -52,10 +52,11 @@ class HotLines:
         """
         plain: dict[str, float] = {}
         for stack, samples in stacks.items():
+            whole = stack
             if _MARK in stack:
                 self._count(stack, samples)
-                stack = unmarked(stack)  # noqa: PLW2901
-            plain[stack] = plain.get(stack, 0) + samples
+                whole = unmarked(stack)
+            plain[whole] = plain.get(whole, 0) + samples
         return plain
 
     def pieces(self) -> list[str]:

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin import cache_file, elf_lines
-from ksym_plugin.elf import ElfError, ElfFile, Image, Module
+from ksym_plugin.elf import ElfError, ElfFile, Image
 from ksym_plugin.elf_lines import ImageLines
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.line_table import Line
-from ksym_plugin.symbols import MODULE, UNKNOWN_ADDRESS, Reason, Symbol
+from ksym_plugin.symbols import UNKNOWN_ADDRESS, Reason, Symbol
 from tests.unit.elf_files import (
     DATA_SECTION,
     FUNC,
@@ -187,14 +187,12 @@ def test_a_damaged_file_is_read_or_refused(tmp_path: Path, data: st.DataObject) 
 def test_a_module_is_where_its_sections_are(tmp_path: Path) -> None:
     path = tmp_path / "fs.ko"
     path.write_bytes(vmlinux([Sym("fs_fn", 0x40, 0x20), Sym("other", 0x80, 8)], type=1))
-    first = Module(ElfFile(str(path), {".text": 0xFFFF_FFFF_C03C_C000}), "fs")
-    second = Module(ElfFile(str(path), {".text": 0xFFFF_FFFF_C13C_C000}), "fs")
+    first = ElfFile(str(path), {".text": 0xFFFF_FFFF_C03C_C000})
+    second = ElfFile(str(path), {".text": 0xFFFF_FFFF_C13C_C000})
     old, new = 0xFFFF_FFFF_C03C_C041, 0xFFFF_FFFF_C13C_C041
-    assert told(first.find(old), old) == told(second.find(new), new) == "fs_fn+0x1"
-    assert second.find(old) is first.find(new) is UNKNOWN_ADDRESS
-    found = first.find(old)
-    assert isinstance(found, Symbol)
-    assert (found.kind, found.module) == (MODULE, "fs")
+    assert first.find(old) == (old - 1, old + 0x1F, "fs_fn")
+    assert second.find(new) == (new - 1, new + 0x1F, "fs_fn")
+    assert second.find(old) is first.find(new) is None
     assert len(ElfFile(str(path))) == 0
 
 
