@@ -6,11 +6,10 @@ kept once for all programs that have the same.
 
 from __future__ import annotations
 
-import sys
 from array import array
 
 from ksym_plugin.history_file import query
-from ksym_plugin.line_table import unpack
+from ksym_plugin.line_table import portable, unpack
 from ksym_plugin.program_details import GONE
 from ksym_plugin.symbols import trampoline_key
 
@@ -160,7 +159,7 @@ def _values(boot: int, known: ProgramDetails) -> tuple[object, ...]:
         known.type,
         known.uid,
         known.load_time,
-        _portable(starts).tobytes(),
+        portable(starts).tobytes(),
         known.problem or None,
         known.digest or None,
     )
@@ -171,12 +170,5 @@ def _program(row: tuple[bytes, int, int, int, bytes, str | None, int | None]) ->
     starts = array("Q")
     starts.frombytes(packed[: len(packed) // 8 * 8])
     return RecordedProgram(
-        tag.hex(), kind, uid, load_time, _portable(starts).tolist(), problem or "", table
+        tag.hex(), kind, uid, load_time, portable(starts).tolist(), problem or "", table
     )
-
-
-def _portable(words: array[int]) -> array[int]:
-    """Little-endian where it is stored."""
-    if sys.byteorder != "little":
-        words.byteswap()
-    return words

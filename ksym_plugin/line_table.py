@@ -93,7 +93,7 @@ def pack(functions: Iterable[Iterable[Row]]) -> bytes:
             texts.append(strings.setdefault(text, len(strings)))
         ends.append(len(offsets))
     header = array("I", (len(ends), len(offsets)))
-    words = b"".join(_portable(words).tobytes() for words in (header, ends, *columns))
+    words = b"".join(portable(words).tobytes() for words in (header, ends, *columns))
     return zlib.compress(words + "\0".join(strings).encode("utf-8", "backslashreplace"))
 
 
@@ -120,10 +120,10 @@ def _words(data: bytes, first: int, number: int) -> array[int]:
     part = data[_WORD * first : _WORD * (first + number)]
     words = array("I")
     words.frombytes(part[: len(part) - len(part) % _WORD])
-    return _portable(words)
+    return portable(words)
 
 
-def _portable(words: array[int]) -> array[int]:
+def portable(words: array[int]) -> array[int]:
     """Little-endian where it is stored: histories go from host to host."""
     if sys.byteorder != "little":
         words.byteswap()

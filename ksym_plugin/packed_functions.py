@@ -6,10 +6,11 @@ is, has the same bytes, and a history keeps them once.
 
 from __future__ import annotations
 
-import sys
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
+
+from ksym_plugin.line_table import portable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def pack(functions: Iterable[Row]) -> bytes:
         lengths.append(length)
         names.append(name)
     words = (array("I", (len(names),)), starts, lengths)
-    plain = b"".join(_portable(column).tobytes() for column in words)
+    plain = b"".join(portable(column).tobytes() for column in words)
     return zlib.compress(plain + "\0".join(names).encode("utf-8", "backslashreplace"))
 
 
@@ -119,12 +120,5 @@ def _unpack(data: bytes) -> tuple[array[int], array[int], list[bytes]]:
     for first, last in zip(ends, ends[1:]):
         columns.append(array("I"))
         columns[-1].frombytes(plain[first:last])
-    starts, lengths = map(_portable, columns)
+    starts, lengths = map(portable, columns)
     return starts, lengths, names
-
-
-def _portable(words: array[int]) -> array[int]:
-    """Little-endian where it is stored: histories go from host to host."""
-    if sys.byteorder != "little":
-        words.byteswap()
-    return words
