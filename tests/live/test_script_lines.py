@@ -181,7 +181,7 @@ def vmlinux(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int, int]:
     One function from beginning to end, STRIDE bytes a line.
     """
     folder = tmp_path_factory.mktemp("vmlinux")
-    for tool in ("gcc", "addr2line"):
+    for tool in ("clang", "addr2line"):
         if shutil.which(tool) is None:
             conftest._stop(conftest.LACK, f"{tool} is not installed")
     marks = {}
@@ -199,7 +199,7 @@ def vmlinux(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int, int]:
     flags = ["-g", "-O0", "-ffreestanding", "-fno-pic", "-mcmodel=kernel", "-nostdlib", "-static"]
     link = [f"-Wl,-Ttext={start - KASLR:#x},-e,_text,--build-id=0x{build_id}"]
     subprocess.run(
-        ["gcc", *flags, *link, "made_up.c", "-o", "vmlinux"], cwd=folder, check=True, timeout=120
+        ["clang", *flags, *link, "made_up.c", "-o", "vmlinux"], cwd=folder, check=True, timeout=120
     )
     return str(folder / "vmlinux"), start, end
 
