@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ksym_hooks import KsymPluginManager
     from ksym_plugin.follower import Follower
-    from ksym_plugin.symbols import Load
+    from ksym_plugin.timeline.symbols import Load
 
 LIVE, BATCHES, ROUNDS, SECONDS = 2_000, 2_000, 7, 10
 QUICK = (100, 100, 2, 1)

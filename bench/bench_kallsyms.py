@@ -10,8 +10,8 @@ import random
 
 from bench.measure import in_child, in_turn, memory_mb, settle
 from bench.report import CPU, not_measured, row
-from ksym_plugin.errors import KallsymsError
 from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.timeline.errors import KallsymsError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

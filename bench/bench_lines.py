@@ -18,11 +18,12 @@ import time
 from bench.bench_history import commit
 from bench.measure import REPO, Figures, in_child, run
 from bench.report import CPU, WALL, not_measured, row
-from ksym_plugin import cache_file, line_table
+from ksym_plugin import cache_file
 from ksym_plugin.elf import ElfFile
 from ksym_plugin.history_writer import HistoryWriter
-from ksym_plugin.program_details import ProgramDetails
-from ksym_plugin.symbols import BPF_PROG, Lifetime, Load, Symbol
+from ksym_plugin.timeline import packed
+from ksym_plugin.timeline.program import ProgramDetails
+from ksym_plugin.timeline.symbols import BPF_PROG, Lifetime, Load, Symbol
 from tests.oracle import probe
 from tests.unit import elf_files
 
@@ -81,12 +82,12 @@ def elf_rows(folder: str, count: int, rounds: int) -> list[dict[str, Any]]:
 
 def write_programs(path: str, programs: int, tables: int) -> None:
     """A history of programs with lines, ``tables`` of them different."""
-    packed = [line_table.pack(_lines(number)) for number in range(tables)]
+    tables_packed = [packed.pack_lines(_lines(number)) for number in range(tables)]
     writer = HistoryWriter(path, "bench", 0, None)
     waiting: list[Lifetime] = []
     for number in range(programs):
         known = ProgramDetails(number + 1, "")
-        known.tag, known.lines = f"{number % tables:016x}", packed[number % tables]
+        known.tag, known.lines = f"{number % tables:016x}", tables_packed[number % tables]
         known.digest = (number % tables).to_bytes(16, "big")
         for function in range(_FUNCTIONS):
             start = 0xFFFF_FFFF_C000_0000 + (number * _FUNCTIONS + function) * 512

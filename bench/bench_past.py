@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ksym_plugin.timeline import Timeline
+    from ksym_plugin.timeline.timeline import Timeline
 
 LIFETIMES, LOOK_UPS, ROUNDS = 1_000_000, 50_000, 5
 QUICK = (2_000, 1_000, 2)

@@ -17,15 +17,15 @@ from bench import bcc_peer, workload
 from bench.measure import in_turn, settle
 from bench.report import CPU, row
 from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.resolver import Resolver
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.resolver import Resolver
+from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from ksym_plugin.symbols import Load, Unload
+    from ksym_plugin.timeline.symbols import Load, Unload
 
 LIVE, CHANGES, LOOK_UPS, CHAINS, ROUNDS = 10_000, 100_000, 100_000, 10_000, 7
 QUICK = (200, 2_000, 2_000, 200, 2)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 
-from ksym_plugin.symbols import BPF_PROG, Load, Symbol, Unload
+from ksym_plugin.timeline.symbols import BPF_PROG, Load, Symbol, Unload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import sys
 
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import bcc_module
+from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

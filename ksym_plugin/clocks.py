@@ -18,7 +18,7 @@ import time
 from bisect import bisect_right
 
 from ksym_plugin import syscalls
-from ksym_plugin.errors import KsymError
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import zlib
 
 from ksym_plugin import cache_file
 from ksym_plugin.elf_table import TOP, FunctionTable
-from ksym_plugin.errors import KsymError
-from ksym_plugin.symbols import KERNEL, UNKNOWN_ADDRESS, Symbol
+from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.timeline.symbols import KERNEL, UNKNOWN_ADDRESS, Symbol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elftools.elf.sections import Section
 
     from ksym_plugin.kallsyms import Kallsyms
-    from ksym_plugin.symbols import Reason
+    from ksym_plugin.timeline.symbols import Reason
 
 _EXECUTABLE: Final = 4  # SHF_EXECINSTR
 _NOTYPE: Final = 0

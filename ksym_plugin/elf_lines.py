@@ -13,7 +13,7 @@ from ksym_plugin.elf_table import TOP
 from ksym_plugin.line_answers import Answers
 from ksym_plugin.line_header import LINE_STRP, STRP, Header
 from ksym_plugin.line_program import NO_LINE, Rows
-from ksym_plugin.line_table import Line
+from ksym_plugin.timeline.packed import Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ import threading
 import time
 
 from ksym_plugin.clocks import MONOTONIC, PerfClock
-from ksym_plugin.errors import KallsymsError, KsymError, SourceError
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.kallsyms_text import read_module_sizes
-from ksym_plugin.resync import REST
 from ksym_plugin.sources import snapshot
-from ksym_plugin.symbols import Reason
 from ksym_plugin.table import NEVER, Table
+from ksym_plugin.timeline.errors import KallsymsError, KsymError, SourceError
+from ksym_plugin.timeline.reconcile import REST
+from ksym_plugin.timeline.symbols import Reason
 from ksym_plugin.wake_pipe import Pipe
 
 TYPE_CHECKING = False
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from typing import Final
 
     from ksym_plugin.sources import Source
-    from ksym_plugin.symbols import Frame
     from ksym_plugin.table import News
+    from ksym_plugin.timeline.symbols import Frame
 
 _SECOND: Final = 1_000_000_000
 #: How long the first question waits for a source, in seconds; and for the static symbols.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from ksym_plugin.errors import HistoryError
+from ksym_plugin.timeline.errors import HistoryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import os
 import sqlite3
 import stat
 
-from ksym_plugin.errors import HistoryError
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.errors import HistoryError
+from ksym_plugin.timeline.symbols import (
     BPF_DISPATCHER,
     BPF_MODULE,
     BPF_PROG,

@@ -6,7 +6,7 @@ Function tables are kept once for all modules that have the same.
 from __future__ import annotations
 
 from ksym_plugin.history_file import query
-from ksym_plugin.packed_functions import PackedFunctions
+from ksym_plugin.timeline.packed import PackedFunctions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Final
 
-    from ksym_plugin.symbols import Lifetime
+    from ksym_plugin.timeline.symbols import Lifetime
 
 _TABLE: Final = "INSERT OR IGNORE INTO function_table (digest, data) VALUES (?, ?)"
 _MODULE: Final = (

@@ -9,18 +9,18 @@ from __future__ import annotations
 from array import array
 
 from ksym_plugin.history_file import query
-from ksym_plugin.line_table import portable, unpack
-from ksym_plugin.program_details import GONE
-from ksym_plugin.symbols import trampoline_key
+from ksym_plugin.timeline.packed import portable, unpack_lines
+from ksym_plugin.timeline.program import GONE
+from ksym_plugin.timeline.symbols import trampoline_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
     from typing import Final
 
-    from ksym_plugin.line_table import Line, LineTable
-    from ksym_plugin.program_details import ProgramDetails
-    from ksym_plugin.symbols import Lifetime
+    from ksym_plugin.timeline.packed import Line, LineTable
+    from ksym_plugin.timeline.program import ProgramDetails
+    from ksym_plugin.timeline.symbols import Lifetime
 
 _TABLE: Final = "INSERT OR IGNORE INTO line_table (digest, data) VALUES (?, ?)"
 _PROGRAM: Final = (
@@ -146,7 +146,7 @@ class Programs:
                 self._tables.clear()
             select = "SELECT data FROM line_table WHERE id = ?"
             rows = query(self._database, self._path, select, number)
-            table = self._tables[number] = unpack(rows[0][0] if rows else b"")
+            table = self._tables[number] = unpack_lines(rows[0][0] if rows else b"")
         return table
 
 

@@ -13,7 +13,6 @@ import os
 import sqlite3
 
 from ksym_plugin import history_modules, history_programs, kernel_id
-from ksym_plugin.errors import HistoryError
 from ksym_plugin.history_file import (
     COLUMNS,
     KINDS,
@@ -27,7 +26,8 @@ from ksym_plugin.history_file import (
     signed,
     start_of,
 )
-from ksym_plugin.symbols import BPF_MODULE, MODULE
+from ksym_plugin.timeline.errors import HistoryError
+from ksym_plugin.timeline.symbols import BPF_MODULE, MODULE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from ksym_plugin.clocks import Instant
-    from ksym_plugin.packed_functions import PackedFunctions
-    from ksym_plugin.program_details import ProgramDetails
-    from ksym_plugin.symbols import Lifetime, Loss
+    from ksym_plugin.timeline.packed import PackedFunctions
+    from ksym_plugin.timeline.program import ProgramDetails
+    from ksym_plugin.timeline.symbols import Lifetime, Loss
 
 _INSERT: Final = f"INSERT INTO lifetime (boot, {COLUMNS}) VALUES ({', '.join('?' * 15)})"
 _UPDATE: Final = (

@@ -20,15 +20,15 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from ksym_plugin import kallsyms_lines as line_of
-from ksym_plugin.errors import KallsymsError
 from ksym_plugin.kallsyms_text import KallsymsText, read_module_sizes, read_text
-from ksym_plugin.symbols import HIDDEN, IN_MODULE, KERNEL, MODULE, UNKNOWN_ADDRESS, Symbol
+from ksym_plugin.timeline.errors import KallsymsError
+from ksym_plugin.timeline.symbols import HIDDEN, IN_MODULE, KERNEL, MODULE, UNKNOWN_ADDRESS, Symbol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from ksym_plugin.symbols import Reason
+    from ksym_plugin.timeline.symbols import Reason
 
 #: What an address may be at most from its symbol where nothing better bounds it.
 PAGE: Final = 4096

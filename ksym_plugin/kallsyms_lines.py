@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ksym_plugin.symbols import BPF_MODULE, KERNEL, MODULE, OOL, bpf_kind
+from ksym_plugin.timeline.symbols import BPF_MODULE, KERNEL, MODULE, OOL, bpf_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

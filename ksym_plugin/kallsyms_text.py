@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 
-from ksym_plugin.errors import KallsymsError
+from ksym_plugin.timeline.errors import KallsymsError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 
 from ksym_plugin import cache_file
-from ksym_plugin.line_table import Line
+from ksym_plugin.timeline.packed import Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from ksym_plugin.history_file import (
 )
 from ksym_plugin.history_modules import Functions
 from ksym_plugin.history_programs import Programs
-from ksym_plugin.places import GROUND_SHIFT
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.index import GROUND_SHIFT
+from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
     BPF_PROG,
     EXACT,
@@ -36,7 +36,7 @@ from ksym_plugin.symbols import (
     Lifetime,
     Loss,
 )
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from ksym_plugin.boots import Boot
-    from ksym_plugin.timeline import Answer
+    from ksym_plugin.timeline.timeline import Answer
 
 _AT_PAGE: Final = (
     f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ? UNION ALL"

@@ -15,11 +15,11 @@ import weakref
 from typing import TYPE_CHECKING
 
 from ksym_hooks import PluginWarning, hookimpl
-from ksym_plugin.errors import SourceError
 from ksym_plugin.follower import Follower
 from ksym_plugin.sources import AUTO, open_source
 from ksym_plugin.sources import names as built_in
-from ksym_plugin.symbols import Loss, Reason
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.symbols import Loss, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from ksym_hooks import KsymPluginManager
     from ksym_plugin.sources import Source
-    from ksym_plugin.symbols import Frame
     from ksym_plugin.table import News
+    from ksym_plugin.timeline.symbols import Frame
 
 #: Names the source to use, a third party's as well.
 SOURCE: Final = "KSYM_SOURCE"

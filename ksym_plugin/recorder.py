@@ -12,22 +12,21 @@ import select
 import time
 
 from ksym_plugin.clocks import PerfClock
-from ksym_plugin.errors import SourceError
-from ksym_plugin.healing import heal
 from ksym_plugin.history_file import HEARTBEAT
-from ksym_plugin.resync import REST, differences
-from ksym_plugin.symbols import Load, Loss, Unload
-from ksym_plugin.timeline import MEMORY_COUNT, MEMORY_SPAN, Timeline
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.reconcile import REST, differences, heal
+from ksym_plugin.timeline.symbols import Load, Loss, Unload
+from ksym_plugin.timeline.timeline import MEMORY_COUNT, MEMORY_SPAN, Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
     from ksym_plugin.history_writer import HistoryWriter
-    from ksym_plugin.program_details import ProgramDetails
     from ksym_plugin.sources import Source
     from ksym_plugin.sources.details import DetailsProcess
     from ksym_plugin.sources.modules import Modules
+    from ksym_plugin.timeline.program import ProgramDetails
 
 #: The longest a change waits for its commit, in ns.
 _BATCH_SPAN: Final = 200_000_000

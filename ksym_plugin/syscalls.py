@@ -13,7 +13,7 @@ import struct
 import sys
 from array import array
 
-from ksym_plugin.errors import SourceError
+from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

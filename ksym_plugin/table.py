@@ -15,9 +15,9 @@ import threading
 from collections import deque
 
 from ksym_plugin.clocks import MONOTONIC, ClockMap
-from ksym_plugin.resolver import Resolver
-from ksym_plugin.resync import differences
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.reconcile import differences
+from ksym_plugin.timeline.resolver import Resolver
+from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
     BPF_MODULE,
     GAP,
@@ -33,7 +33,7 @@ from ksym_plugin.symbols import (
     Reason,
     Unload,
 )
-from ksym_plugin.timeline import MEMORY_COUNT, MEMORY_SPAN, Timeline
+from ksym_plugin.timeline.timeline import MEMORY_COUNT, MEMORY_SPAN, Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from ksym_plugin.clocks import Instant
     from ksym_plugin.kallsyms import Kallsyms
-    from ksym_plugin.symbols import Symbol
+    from ksym_plugin.timeline.symbols import Symbol
 
     Change = Union[Load, Unload, Loss]
     News = Union["Changed", Loss]

@@ -19,9 +19,9 @@ from collections import Counter
 
 from ksym_hooks import get_plugin_manager, hookimpl, is_frame
 from ksym_plugin import syscalls
-from ksym_plugin.errors import KsymError
 from ksym_plugin.sources.cpus import online_text, parse_cpu_list
 from ksym_plugin.sources.perf_ring import Ring
+from ksym_plugin.timeline.errors import KsymError
 
 # enum perf_event_sample_format, the software event cpu-clock, and a flag of the attr
 TID, TIME, CALLCHAIN = 1 << 1, 1 << 2, 1 << 5

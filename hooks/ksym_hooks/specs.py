@@ -60,7 +60,7 @@ def ksym_sources() -> Sources | None:
     """Further event sources: by name, what to call to start one.
 
     Third party to plugin. ``KSYM_SOURCE=name`` asks for one of them; otherwise they are
-    tried after the built-in ones. Starting one raises ``ksym_plugin.errors.SourceError``
+    tried after the built-in ones. Starting one raises ``ksym_plugin.timeline.errors.SourceError``
     where it cannot work, having closed all it had opened.
     """
 

@@ -1,7 +1,7 @@
 """What goes through the hooks, by shape: nothing here has to be inherited from.
 
 Addresses are unsigned ints, ends are exclusive, times are in ns. All attributes are for
-reading only. ``ksym_plugin.symbols`` has the classes that the plugin itself uses; sources
+reading only. ``ksym_plugin.timeline.symbols`` has the classes that the plugin itself uses; sources
 make their changes of ``Load``, ``Unload`` and ``Loss`` from there.
 """
 

@@ -28,7 +28,7 @@ from ksym_plugin.cli import (
     show,
 )
 from ksym_plugin.cli.output import Failure
-from ksym_plugin.errors import KsymError
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from ksym_plugin.cli.patience import ask
 from ksym_plugin.cli.script import perf_problem
 from ksym_plugin.cli.times import length
 from ksym_plugin.clocks import PerfClock
-from ksym_plugin.errors import KsymError
 from ksym_plugin.history import History
 from ksym_plugin.sources import names, open_source
 from ksym_plugin.sources.bpf_programs import HIDDEN_PROBLEM, HIDDEN_REMEDY, programs
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

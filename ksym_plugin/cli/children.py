@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 
-from ksym_plugin.errors import KsymError
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ksym_plugin.cli.output import say
-from ksym_plugin.errors import KallsymsError, SourceError
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.sources import snapshot
-from ksym_plugin.symbols import OUTSIDE_HISTORY, Lifetime
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.errors import KallsymsError, SourceError
+from ksym_plugin.timeline.symbols import OUTSIDE_HISTORY, Lifetime
+from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.timeline import Answer
+    from ksym_plugin.timeline.timeline import Answer
 
 _HIDDEN = KallsymsError(
     "kernel addresses are hidden from this user",

@@ -8,8 +8,8 @@ import time
 from ksym_plugin import histories, kernel_id
 from ksym_plugin.cli.output import say
 from ksym_plugin.clocks import PERF, ClockMap, Instant, PerfClock
-from ksym_plugin.errors import HistoryError, KsymError
 from ksym_plugin.history import History
+from ksym_plugin.timeline.errors import HistoryError, KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

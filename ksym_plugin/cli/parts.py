@@ -6,9 +6,9 @@ import contextlib
 import os
 
 from ksym_plugin.cli import texts
-from ksym_plugin.errors import KsymError
 from ksym_plugin.perf import text as grammar
 from ksym_plugin.stacks.fold import Folder, Options, Sums
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

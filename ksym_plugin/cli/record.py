@@ -17,14 +17,14 @@ from ksym_plugin.cli.stopping import Signals, is_foreground
 from ksym_plugin.cli.times import SECOND, history_size, ring_size, span
 from ksym_plugin.cli.urgency import be_prompt
 from ksym_plugin.clocks import PerfClock
-from ksym_plugin.errors import KsymError, SourceError
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources import AUTO, names, open_source
 from ksym_plugin.sources.details import DetailsProcess
 from ksym_plugin.sources.module_events import LISTING
 from ksym_plugin.sources.modules import Modules
-from ksym_plugin.symbols import BPF_PROG, MODULE
+from ksym_plugin.timeline.errors import KsymError, SourceError
+from ksym_plugin.timeline.symbols import BPF_PROG, MODULE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import click
 from ksym_plugin.cli import image, live, lookup, options
 from ksym_plugin.cli.output import hexadecimal, say, write_json, write_lines
 from ksym_plugin.cli.times import Dial
-from ksym_plugin.errors import KsymError
 from ksym_plugin.histories import describe
-from ksym_plugin.locating import Locator
-from ksym_plugin.resolver import Resolver
 from ksym_plugin.sources.live_lines import LiveLines
-from ksym_plugin.symbols import EXACT, Frame
+from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.timeline.location import Locator
+from ksym_plugin.timeline.resolver import Resolver
+from ksym_plugin.timeline.symbols import EXACT, Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ksym_plugin.history_programs import Programs
     from ksym_plugin.kallsyms import Kallsyms
     from ksym_plugin.past import Past
-    from ksym_plugin.symbols import Reason
-    from ksym_plugin.timeline import Timeline
+    from ksym_plugin.timeline.symbols import Reason
+    from ksym_plugin.timeline.timeline import Timeline
 
 _UNRECORDED: Final = (
     "BPF symbols have no names here: there is no history of that time (see ksym record)"

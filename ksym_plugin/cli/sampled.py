@@ -10,7 +10,7 @@ import signal
 
 from ksym_plugin.cli.output import say
 from ksym_plugin.cli.stopping import is_foreground
-from ksym_plugin.errors import KsymError
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

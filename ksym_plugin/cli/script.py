@@ -12,7 +12,7 @@ import click
 import ksym_plugin
 from ksym_plugin import histories
 from ksym_plugin.cli import options, vmlinux
-from ksym_plugin.errors import KsymError
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

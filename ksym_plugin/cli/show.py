@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ksym_plugin.boots import Session
     from ksym_plugin.past import Past
-    from ksym_plugin.symbols import Lifetime
+    from ksym_plugin.timeline.symbols import Lifetime
 
 _ROW: Final = "{:18}  {:>6}  {:>7}  {:24}  {:24}  {}"
 _HEAD: Final = _ROW.format("START", "SIZE", "PROGRAM", "LOADED", "UNLOADED", "NAME")

@@ -11,12 +11,12 @@ from ksym_plugin import histories, kernel_id
 from ksym_plugin.cli import live, lookup
 from ksym_plugin.cli.output import say
 from ksym_plugin.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME, ClockMap
-from ksym_plugin.errors import KsymError
 from ksym_plugin.history import History
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.known import Live
 from ksym_plugin.perf.renaming import Renamer
 from ksym_plugin.perf.text import BOM
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

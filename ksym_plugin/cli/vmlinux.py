@@ -7,9 +7,9 @@ import os
 from ksym_plugin import debuginfod
 from ksym_plugin.cli.output import say
 from ksym_plugin.elf import ElfFile, Image
-from ksym_plugin.errors import KsymError
 from ksym_plugin.perf import data
 from ksym_plugin.perf.vmlinux import VARIABLE
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

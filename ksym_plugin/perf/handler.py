@@ -8,7 +8,6 @@ sample is counted, and the sample is passed on as perf had it.
 from __future__ import annotations
 
 from ksym_plugin.clocks import clock_of_attr
-from ksym_plugin.errors import KsymError
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.perf import data, known, outputs
 from ksym_plugin.perf.kept import CoreFrames, PassingFrames
@@ -16,14 +15,9 @@ from ksym_plugin.perf.naming import Tally, clean, decide, is_core, nameless_dso,
 from ksym_plugin.perf.output import give_up_output, say
 from ksym_plugin.perf.placing import Placer
 from ksym_plugin.perf.stamps import Stamps
-from ksym_plugin.resolver import FIRST_MARKER, Resolver
-from ksym_plugin.symbols import (
-    BPF_MODULE,
-    MODULE,
-    UNKNOWN_ADDRESS,
-    Frame,
-    Reason,
-)
+from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
+from ksym_plugin.timeline.symbols import BPF_MODULE, MODULE, UNKNOWN_ADDRESS, Frame, Reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,10 +25,10 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from ksym_plugin.elf import Image
-    from ksym_plugin.locating import Place
     from ksym_plugin.perf.options import Options
     from ksym_plugin.perf.renaming import Renamer
     from ksym_plugin.perf.vmlinux import KernelLines
+    from ksym_plugin.timeline.location import Place
 
 _KERNEL_HALF: Final = 1 << 63
 _GUEST: Final = "[guest."

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Final
 
-    from ksym_plugin.locating import Place
+    from ksym_plugin.timeline.location import Place
 
 #: Outputs of folded stacks replace it in names, as all control characters.
 _MARK: Final = "\x1f"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ksym_plugin.perf.naming import clean, count
-from ksym_plugin.symbols import EXACT, MODULE, Frame
+from ksym_plugin.timeline.symbols import EXACT, MODULE, Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ksym_plugin.past import Past
     from ksym_plugin.perf.known import Live
     from ksym_plugin.perf.naming import Tally
-    from ksym_plugin.symbols import Reason
+    from ksym_plugin.timeline.symbols import Reason
 
 
 class CoreFrames:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from ksym_plugin import histories, kernel_id, kernel_text
-from ksym_plugin.errors import KsymError
 from ksym_plugin.history import History
 from ksym_plugin.perf.output import say
-from ksym_plugin.symbols import OUTSIDE_HISTORY, UNKNOWN_ADDRESS
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.timeline.symbols import OUTSIDE_HISTORY, UNKNOWN_ADDRESS
+from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ksym_plugin.boots import Boot
     from ksym_plugin.clocks import ClockMap
-    from ksym_plugin.line_table import Line
-    from ksym_plugin.locating import Lines
     from ksym_plugin.past import Past
     from ksym_plugin.perf.data import Recorded
-    from ksym_plugin.symbols import Lifetime
-    from ksym_plugin.timeline import Answer
+    from ksym_plugin.timeline.location import Lines
+    from ksym_plugin.timeline.packed import Line
+    from ksym_plugin.timeline.symbols import Lifetime
+    from ksym_plugin.timeline.timeline import Answer
 
 
 class Known:

@@ -6,7 +6,7 @@ it decides, because it knows when each program was there and perf may not.
 
 from __future__ import annotations
 
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
     AMONG_BPF,
     BETWEEN,

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final, Protocol, TextIO
 
-    from ksym_plugin.locating import Place
+    from ksym_plugin.timeline.location import Place
 
     class Output(Protocol):
         """What prints samples: a frame is a piece of text to it, a sample its pieces."""

@@ -11,14 +11,14 @@ from ksym_plugin.perf.naming import is_bpf_name
 from ksym_plugin.perf.output import FoldedOutput
 from ksym_plugin.stacks import speedscope, svg
 from ksym_plugin.stacks.lifetimes import told
-from ksym_plugin.symbols import BPF_MODULE
+from ksym_plugin.timeline.symbols import BPF_MODULE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final, TextIO
 
-    from ksym_plugin.locating import Place
-    from ksym_plugin.symbols import Lifetime
+    from ksym_plugin.timeline.location import Place
+    from ksym_plugin.timeline.symbols import Lifetime
 
 #: How many programs of one name a tooltip tells of.
 _MOST_TOLD: Final = 4

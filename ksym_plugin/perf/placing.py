@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ksym_plugin.locating import Locator, Place
+from ksym_plugin.timeline.location import Locator, Place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from ksym_plugin.locating import KernelLines, Lines
-    from ksym_plugin.symbols import Frame
+    from ksym_plugin.timeline.location import KernelLines, Lines
+    from ksym_plugin.timeline.symbols import Frame
 
 _LONGEST: Final = 255  # NAME_MAX
 

@@ -6,9 +6,9 @@ import os
 import stat
 import sys
 
-from ksym_plugin.errors import KsymError
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.output import give_up_output, say
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import struct
 
-from ksym_plugin.errors import KsymError
 from ksym_plugin.perf import printed
 from ksym_plugin.perf.handler import Handler
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from ksym_plugin.perf.naming import (
 )
 from ksym_plugin.perf.text import INLINED, UNKNOWN, FrameLine
 from ksym_plugin.perf.text_tally import COARSE, TextTally
-from ksym_plugin.resolver import FIRST_MARKER, Resolver
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
+from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
     BPF_MODULE,
     EXACT,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ksym_plugin.clocks import ClockMap
     from ksym_plugin.kallsyms import Kallsyms
     from ksym_plugin.perf.text import Header
-    from ksym_plugin.resolver import Past
+    from ksym_plugin.timeline.resolver import Past
 
     #: The running system, asked for once and only if a frame wants it.
     Running = Callable[[], tuple[Optional[Past], Optional[Kallsyms]]]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ksym_plugin.perf.naming import is_bpf_name
 from ksym_plugin.stacks.report import ELSEWHERE, KERNEL, Account
-from ksym_plugin.symbols import BPF_MODULE
+from ksym_plugin.timeline.symbols import BPF_MODULE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TextIO
 
-    from ksym_plugin.locating import Place
+    from ksym_plugin.timeline.location import Place
 
 
 class ReportOutput:

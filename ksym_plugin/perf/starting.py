@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 
-from ksym_plugin.errors import KsymError
 from ksym_plugin.perf import data
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import parse
 from ksym_plugin.perf.output import say
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ksym_plugin.perf.naming import Tally
-from ksym_plugin.symbols import Reason
+from ksym_plugin.timeline.symbols import Reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import os
 import sys
 
 from ksym_plugin import kernel_id, kernel_text
-from ksym_plugin.errors import KsymError
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.perf.output import say
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from ksym_plugin.elf import Image
     from ksym_plugin.elf_lines import ImageLines
-    from ksym_plugin.line_table import Line
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.known import Known
+    from ksym_plugin.timeline.packed import Line
 
 #: Where the package ``elftools`` is; set by ``ksym script``, whose Python has it.
 VARIABLE: Final = "KSYM_ELFTOOLS"

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources.source import Attempt, Source
+from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

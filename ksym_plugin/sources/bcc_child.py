@@ -11,8 +11,8 @@ import json
 import os
 import socket
 
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import bcc_module
+from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

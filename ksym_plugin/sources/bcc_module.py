@@ -10,7 +10,7 @@ import glob
 import os
 import sys
 
-from ksym_plugin.errors import SourceError
+from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import sys
 from array import array
 from contextlib import suppress
 
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import btf
+from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

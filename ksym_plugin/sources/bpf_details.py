@@ -12,18 +12,19 @@ import os
 import struct
 from array import array
 
-from ksym_plugin import line_table, syscalls
-from ksym_plugin.program_details import GONE, HIDDEN, NOT_JITED, WITHOUT, ProgramDetails
+from ksym_plugin import syscalls
 from ksym_plugin.sources import btf
 from ksym_plugin.sources.bpf_programs import boottime_ahead
 from ksym_plugin.sources.traced import IN_BTF, Targets
+from ksym_plugin.timeline import packed
+from ksym_plugin.timeline.program import GONE, HIDDEN, NOT_JITED, WITHOUT, ProgramDetails
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Final
 
-    from ksym_plugin.line_table import Row
+    from ksym_plugin.timeline.packed import LineRow
 
 #: struct bpf_prog_info up to and including attach_btf_id; the kernel fills in what it knows.
 _INFO_SIZE: Final = 232
@@ -117,8 +118,8 @@ class Reader:
         if known is None:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            packed = line_table.pack(rows_with_lines(records, offsets, functions, blob))
-            known = self._kept[key] = (packed, digest_of(packed))
+            made = packed.pack_lines(rows_with_lines(records, offsets, functions, blob))
+            known = self._kept[key] = (made, digest_of(made))
         return known
 
     def _names(self, found: _Arrays, blob: bytes, tags: list[str]) -> list[str]:
@@ -245,11 +246,11 @@ def rows_of(functions: list[tuple[int, int]], addresses: list[int]) -> list[tupl
 
 def rows_with_lines(
     records: bytes, offsets: list[tuple[int, int]], functions: int, blob: bytes
-) -> list[list[Row]]:
+) -> list[list[LineRow]]:
     """Each function's rows, by offset, from bpf_line_info records and the program's BTF."""
     _, strings = btf.sections(blob)
     told = _remembering(strings)
-    rows: list[list[Row]] = [[] for _ in range(functions)]
+    rows: list[list[LineRow]] = [[] for _ in range(functions)]
     for (_, file, text, place), (function, offset) in zip(_LINE_INFO.iter_unpack(records), offsets):
         if function >= 0:
             line, column = place >> _LINE_SHIFT, place & ((1 << _LINE_SHIFT) - 1)

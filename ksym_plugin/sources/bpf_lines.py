@@ -8,7 +8,7 @@ for snapshots, not for following.
 
 from __future__ import annotations
 
-from ksym_plugin.symbols import BPF_MODULE
+from ksym_plugin.timeline.symbols import BPF_MODULE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

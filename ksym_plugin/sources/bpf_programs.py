@@ -14,8 +14,8 @@ import time
 from array import array
 
 from ksym_plugin import syscalls
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import btf
+from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

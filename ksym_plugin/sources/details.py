@@ -9,7 +9,7 @@ import select
 import sys
 import time
 
-from ksym_plugin.program_details import GONE, LENGTH, ProgramDetails
+from ksym_plugin.timeline.program import GONE, LENGTH, ProgramDetails
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

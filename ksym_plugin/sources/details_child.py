@@ -19,13 +19,13 @@ import time
 from collections import deque
 
 from ksym_plugin import syscalls
-from ksym_plugin.errors import SourceError
-from ksym_plugin.program_details import GONE, LENGTH, ProgramDetails
 from ksym_plugin.sources import bpf_programs
 from ksym_plugin.sources.bpf_details import Reader, open_program
 from ksym_plugin.sources.cpus import online_text, parse_cpu_list
 from ksym_plugin.sources.perf_records import PROG_LOAD, BpfEvent, parse
 from ksym_plugin.sources.perf_ring import Ring
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.program import GONE, LENGTH, ProgramDetails
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

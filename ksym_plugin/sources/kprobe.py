@@ -12,10 +12,10 @@ import os
 from array import array
 
 from ksym_plugin import syscalls
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import privileges
 from ksym_plugin.sources.cpus import online_text, parse_cpu_list
 from ksym_plugin.sources.ksym_source import KsymSource
+from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

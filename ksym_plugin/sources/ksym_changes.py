@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 
 from ksym_plugin.sources.ksym_records import ADD
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
     BPF_PROG,
     UNNAMED_BPF,

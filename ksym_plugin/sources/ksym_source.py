@@ -8,7 +8,6 @@ import select
 import time
 from contextlib import ExitStack
 
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import bpf_maps, prog_info, self_test
 from ksym_plugin.sources.bcc_program import BccProgram
 from ksym_plugin.sources.cpus import possible_count
@@ -19,7 +18,8 @@ from ksym_plugin.sources.ksym_streams import Streams, merged
 from ksym_plugin.sources.snapshot import Taker
 from ksym_plugin.sources.source import Source
 from ksym_plugin.sources.ticker import Ticker
-from ksym_plugin.symbols import OOL, Loss
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.symbols import OOL, Loss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ksym_plugin.sources.ksym_records import Counts
     from ksym_plugin.sources.source import Change
-    from ksym_plugin.symbols import Load
+    from ksym_plugin.timeline.symbols import Load
 
 #: A record takes some 110 bytes: room for 10,000 loads and their unloads, nearly twice,
 #: while nobody reads. It is kernel memory, held as long as the source.

@@ -9,7 +9,7 @@ tells of losses after which nothing came.
 from __future__ import annotations
 
 from ksym_plugin.sources.ksym_records import SEQ_MASK
-from ksym_plugin.symbols import Loss
+from ksym_plugin.timeline.symbols import Loss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

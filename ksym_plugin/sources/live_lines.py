@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ksym_plugin.line_table import unpack
 from ksym_plugin.sources import bpf_details
 from ksym_plugin.sources.traced import Targets
-from ksym_plugin.symbols import trampoline_key
+from ksym_plugin.timeline.packed import unpack_lines
+from ksym_plugin.timeline.symbols import trampoline_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.line_table import Line, LineTable
-    from ksym_plugin.symbols import Lifetime
+    from ksym_plugin.timeline.packed import Line, LineTable
+    from ksym_plugin.timeline.symbols import Lifetime
 
 
 class LiveLines:
@@ -38,7 +38,7 @@ class LiveLines:
         try:
             details = self._reader.read(prog_id)
         except OSError:
-            return [], unpack(b"")
+            return [], unpack_lines(b"")
         starts = [start for start, _, _ in details.functions]
-        self._known[prog_id] = known = (starts, unpack(details.lines))
+        self._known[prog_id] = known = (starts, unpack_lines(details.lines))
         return known

@@ -15,18 +15,18 @@ import time
 from bisect import bisect_right
 
 from ksym_plugin import kallsyms_lines as line_of
-from ksym_plugin.errors import KsymError
 from ksym_plugin.kallsyms import PAGE, Kallsyms
 from ksym_plugin.kallsyms_text import KallsymsText
-from ksym_plugin.packed_functions import pack
-from ksym_plugin.symbols import MODULE, Symbol
+from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.timeline.packed import pack_functions
+from ksym_plugin.timeline.symbols import MODULE, Symbol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO, Final, Optional
 
     from ksym_plugin.elf import ElfFile
-    from ksym_plugin.packed_functions import Row
+    from ksym_plugin.timeline.packed import FunctionRow
 
     #: Name, base address, bytes, sections, build id.
     Question = tuple[str, int, int, dict[str, int], Optional[str]]
@@ -85,18 +85,20 @@ def _by_file(question: Question, release: str) -> Answer | None:
     return _answer(rows, init, base, size, 0) if rows else None
 
 
-def parted(rows: list[Row], sections: dict[str, int]) -> tuple[list[Row], list[Row]]:
+def parted(
+    rows: list[FunctionRow], sections: dict[str, int]
+) -> tuple[list[FunctionRow], list[FunctionRow]]:
     """Functions that stay, and those that are let go after the init function."""
     places = sorted((address, name) for name, address in sections.items())
     starts = [address for address, _ in places]
-    parts: tuple[list[Row], list[Row]] = ([], [])
+    parts: tuple[list[FunctionRow], list[FunctionRow]] = ([], [])
     for row in rows:
         _, section = places[bisect_right(starts, row[0]) - 1]
         parts[section.startswith(_INIT)].append(row)
     return parts
 
 
-def functions_of(file: ElfFile) -> list[Row]:
+def functions_of(file: ElfFile) -> list[FunctionRow]:
     """Start, length and name of each function, aliases behind the best name."""
     rows = []
     for start in file.starts:
@@ -124,7 +126,7 @@ def _by_kallsyms(questions: list[Question], path: str) -> list[Answer]:
     return found
 
 
-def functions_in(file: IO[bytes]) -> dict[str, list[Row]]:
+def functions_in(file: IO[bytes]) -> dict[str, list[FunctionRow]]:
     """The functions of all modules in the text of a kallsyms table, by module."""
     text = _module_lines(file)
     table = Kallsyms(text, {})
@@ -153,7 +155,7 @@ def _module_lines(file: IO[bytes]) -> KallsymsText:
             return text
 
 
-def _bounded(table: Kallsyms, starts: set[int]) -> list[Row]:
+def _bounded(table: Kallsyms, starts: set[int]) -> list[FunctionRow]:
     """The functions that begin at ``starts``.
 
     Where another of the same module does not follow, nothing tells how far one goes: the
@@ -183,7 +185,9 @@ def _is_coming(name: str) -> bool:
         return False
 
 
-def _answer(rows: list[Row], init: list[Row], base: int, size: int, now: int) -> Answer:
+def _answer(
+    rows: list[FunctionRow], init: list[FunctionRow], base: int, size: int, now: int
+) -> Answer:
     """What is known of a module; a problem if its functions are not where it is."""
     code = _packed(rows)
     if not base <= code[0] < code[0] + code[1] <= base + size:
@@ -191,9 +195,9 @@ def _answer(rows: list[Row], init: list[Row], base: int, size: int, now: int) ->
     return "", now, code, _packed(init) if init else _NONE
 
 
-def _packed(rows: list[Row]) -> Code:
+def _packed(rows: list[FunctionRow]) -> Code:
     """Functions relative to the lowest one."""
     first = rows[0][0]
     end = max(start + length for start, length, _ in rows)
-    data = pack((start - first, length, name) for start, length, name in rows)
+    data = pack_functions((start - first, length, name) for start, length, name in rows)
     return first, end - first, data

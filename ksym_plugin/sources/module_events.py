@@ -13,7 +13,7 @@ import errno
 import socket
 import struct
 
-from ksym_plugin.errors import SourceError
+from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,9 +14,7 @@ import time
 from itertools import zip_longest
 
 from ksym_plugin.elf import module_sections
-from ksym_plugin.errors import SourceError
 from ksym_plugin.kernel_id import build_id
-from ksym_plugin.packed_functions import PackedFunctions
 from ksym_plugin.sources.module_events import (
     LISTING,
     LOADING,
@@ -26,7 +24,9 @@ from ksym_plugin.sources.module_events import (
     parse_listing,
 )
 from ksym_plugin.sources.module_reader import ModuleReader
-from ksym_plugin.symbols import MODULE, Lifetime, Load, Loss, Symbol, Unload
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.packed import PackedFunctions
+from ksym_plugin.timeline.symbols import MODULE, Lifetime, Load, Loss, Symbol, Unload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ that the order survives in the times.
 from __future__ import annotations
 
 from ksym_plugin.sources.perf_records import KSYMBOL_BPF
-from ksym_plugin.symbols import BPF_PROG, UNNAMED_BPF, bpf_kind
+from ksym_plugin.timeline.symbols import BPF_PROG, UNNAMED_BPF, bpf_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ import select
 import time
 
 from ksym_plugin import syscalls
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources.cpus import online_text, parse_cpu_list
 from ksym_plugin.sources.perf_records import Lost, parse
 from ksym_plugin.sources.perf_ring import Ring
@@ -23,7 +22,8 @@ from ksym_plugin.sources.sideband import Sideband
 from ksym_plugin.sources.snapshot import Taker
 from ksym_plugin.sources.source import Source
 from ksym_plugin.sources.ticker import Ticker
-from ksym_plugin.symbols import Loss
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.symbols import Loss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ksym_plugin.sources.perf_records import Record
     from ksym_plugin.sources.source import Change
-    from ksym_plugin.symbols import Load
+    from ksym_plugin.timeline.symbols import Load
 
 #: How often ``fileno`` becomes readable when nothing happens: bounds the windows of
 #: changes after a quiet time, and how long a new CPU goes unnoticed.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import bpf_programs, snapshot
 from ksym_plugin.sources.bpf_lines import read_lines
 from ksym_plugin.sources.source import Source
-from ksym_plugin.symbols import Load, Loss, Unload
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.symbols import Load, Loss, Unload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

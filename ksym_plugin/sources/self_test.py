@@ -11,9 +11,9 @@ import struct
 from array import array
 
 from ksym_plugin import syscalls
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import prog_info
 from ksym_plugin.sources.ksym_records import ADD, DEL
+from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

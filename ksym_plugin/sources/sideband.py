@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import bpf_programs
 from ksym_plugin.sources.ordering import Event, in_order
 from ksym_plugin.sources.perf_records import (
@@ -23,7 +22,8 @@ from ksym_plugin.sources.perf_records import (
     BpfEvent,
     KSymbol,
 )
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
     BPF_PROG,
     OOL,

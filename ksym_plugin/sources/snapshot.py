@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import bpf_programs
 from ksym_plugin.sources.bpf_lines import Lines, read_lines
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
     BPF_PROG,
     OOL,

@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Union
 
-    from ksym_plugin.symbols import Load, Loss, Unload
+    from ksym_plugin.timeline.symbols import Load, Loss, Unload
 
     Change = Union[Load, Unload, Loss]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.symbols import Lifetime
+    from ksym_plugin.timeline.symbols import Lifetime
 
 
 def told(lifetime: Lifetime) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 
-from ksym_plugin.errors import KsymError
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

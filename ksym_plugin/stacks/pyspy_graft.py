@@ -7,8 +7,8 @@ not, what they share, and a frame that says so.
 
 from __future__ import annotations
 
-from ksym_plugin.errors import KsymError
 from ksym_plugin.stacks.pyspy_match import LEAST_CHECKED, LEAST_SHARE, Check, Matcher
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

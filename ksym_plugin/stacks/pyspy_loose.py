@@ -12,9 +12,9 @@ import math
 from bisect import bisect_right
 from collections import Counter
 
-from ksym_plugin.errors import KsymError
 from ksym_plugin.stacks.pyspy import AGAIN, Stack, spelled, thread_of
 from ksym_plugin.stacks.pyspy_match import Found, common
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

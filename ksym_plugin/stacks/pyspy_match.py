@@ -11,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import zip_longest
 
-from ksym_plugin.errors import KsymError
 from ksym_plugin.stacks import pyspy_log
 from ksym_plugin.stacks.pyspy import AGAIN
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from math import inf
 
 from ksym_plugin.perf.naming import spelled
 from ksym_plugin.perf.renaming import bytes_of
-from ksym_plugin.resolver import FIRST_MARKER, Resolver, named
 from ksym_plugin.stacks.spelling import tidied
-from ksym_plugin.symbols import EXACT, MODULE, Frame, Reason
+from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver, named
+from ksym_plugin.timeline.symbols import EXACT, MODULE, Frame, Reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from typing import Final, Protocol, Union
 
     from ksym_plugin.kallsyms import Kallsyms
-    from ksym_plugin.symbols import Lifetime
-    from ksym_plugin.timeline import Answer
+    from ksym_plugin.timeline.symbols import Lifetime
+    from ksym_plugin.timeline.timeline import Answer
 
     class Recorded(Protocol):
         """What a history holds of one boot (``past.Past``)."""

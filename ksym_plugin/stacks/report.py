@@ -9,15 +9,15 @@ the source line at which the program was left: its innermost frame's.
 from __future__ import annotations
 
 from ksym_plugin.stacks.lifetimes import longest, shortest
-from ksym_plugin.symbols import BPF_PROG, bpf_kind
+from ksym_plugin.timeline.symbols import BPF_PROG, bpf_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Final
 
-    from ksym_plugin.locating import Place
-    from ksym_plugin.symbols import Lifetime
+    from ksym_plugin.timeline.location import Place
+    from ksym_plugin.timeline.symbols import Lifetime
 
     Key = tuple[str, int | str]
     #: File, line, and the line's text.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from ksym_plugin.perf.text import INLINED, UNKNOWN
-from ksym_plugin.symbols import split_bpf_name
+from ksym_plugin.timeline.symbols import split_bpf_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

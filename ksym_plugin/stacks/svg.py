@@ -23,7 +23,7 @@ from ksym_plugin.stacks.folded import (
 )
 from ksym_plugin.stacks.names import cut, escaped, readable
 from ksym_plugin.stacks.tree import layout
-from ksym_plugin.symbols import split_bpf_name
+from ksym_plugin.timeline.symbols import split_bpf_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

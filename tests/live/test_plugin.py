@@ -15,7 +15,7 @@ import time
 import pytest
 
 from ksym_hooks import get_plugin_manager, is_frame
-from ksym_plugin.symbols import NOT_LOADED
+from ksym_plugin.timeline.symbols import NOT_LOADED
 from tests.oracle import procs
 from tests.unit.hosts import fds, tasks, wait_until
 from tests.unit.listings import REPO, listings

@@ -16,7 +16,7 @@ import time
 import pytest
 
 from ksym_plugin.sources import open_source, perf_ring
-from ksym_plugin.symbols import Load, Loss, Unload
+from ksym_plugin.timeline.symbols import Load, Loss, Unload
 from tests.oracle import procs
 
 #: Reads "load N SEED" and "unload"; answers with one line of JSON.

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from ksym_plugin.symbols import BPF_PROG, Lifetime, Load, Reason, Symbol, Unload, bpf_kind
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.symbols import BPF_PROG, Lifetime, Load, Reason, Symbol, Unload, bpf_kind
+from ksym_plugin.timeline.timeline import Timeline
 
 BASE = 0xFFFF_FFFF_C010_0000
 #: What an EXACT or GRACE answer is compared by: start, name, loaded, unloaded, certainty.

@@ -6,9 +6,9 @@ import os
 import struct
 from pathlib import Path
 
-from ksym_plugin.packed_functions import pack
 from ksym_plugin.sources.modules import Modules
-from ksym_plugin.symbols import Lifetime
+from ksym_plugin.timeline.packed import pack_functions
+from ksym_plugin.timeline.symbols import Lifetime
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ SIZE = 0x4000
 ROWS = [(0x10, 0x40, "first"), (0x50, 0x100, "second")]
 CODE = (0x10, 0x150)
 INIT = 0x8000
-INIT_DATA = pack([(0, 0x20, "init_module")])
+INIT_DATA = pack_functions([(0, 0x20, "init_module")])
 
 
 class Uevents:
@@ -69,7 +69,7 @@ class Reader:
             rows = self.rows.get(name, ROWS)
             first = rows[0][0]
             length = max(start + size for start, size, _ in rows) - first
-            data = pack((start - first, size, word) for start, size, word in rows)
+            data = pack_functions((start - first, size, word) for start, size, word in rows)
             init = (base + INIT, 0x20, INIT_DATA) if name in self.with_init else (0, 0, b"")
             self.ready.append((problem, when, (base + first, length, data), init))
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from ksym_plugin import kernel_id
 from ksym_plugin.clocks import ClockMap, Instant
-from ksym_plugin.errors import KsymError
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.perf.annotate import Annotator
 from ksym_plugin.perf.lines import LONGEST
 from ksym_plugin.perf.renaming import Renamer
-from ksym_plugin.symbols import Loss
+from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.timeline.symbols import Loss
 from tests.unit.helpers import load, timeline_of, unload
 from tests.unit.texts import (
     PLACE,

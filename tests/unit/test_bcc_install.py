@@ -11,7 +11,7 @@ import pytest
 
 from ksym_hooks import hookimpl
 from ksym_plugin import bcc, follower
-from ksym_plugin.errors import SourceError
+from ksym_plugin.timeline.errors import SourceError
 from tests.unit.helpers import BASE, load
 from tests.unit.hosts import Scripted, tasks, wait_until
 from tests.unit.test_plugin import TEXT, A, statics

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ksym_plugin import cache_file, elf, line_answers
 from ksym_plugin.elf import ElfError, ElfFile
 from ksym_plugin.line_answers import Answers
-from ksym_plugin.line_table import Line
+from ksym_plugin.timeline.packed import Line
 from tests.unit.elf_files import NOTYPE, TEXT, Sym, vmlinux
 
 TYPE_CHECKING = False

@@ -21,8 +21,8 @@ from ksym_plugin.cli.patience import ask
 from ksym_plugin.clocks import Instant
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.symbols import BPF_PROG, NOT_LOADED, Load, Loss, Symbol, Unload
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.symbols import BPF_PROG, NOT_LOADED, Load, Loss, Symbol, Unload
+from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

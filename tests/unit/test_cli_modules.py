@@ -10,13 +10,13 @@ import pytest
 
 from ksym_plugin.cli import record
 from ksym_plugin.clocks import Instant
-from ksym_plugin.errors import SourceError
 from ksym_plugin.history import History
 from ksym_plugin.history_writer import HistoryWriter
-from ksym_plugin.packed_functions import PackedFunctions, pack
 from ksym_plugin.sources import modules as modules_module
-from ksym_plugin.symbols import MODULE, Load, Symbol, Unload
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
+from ksym_plugin.timeline.symbols import MODULE, Load, Symbol, Unload
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit import module_hosts
 from tests.unit.test_cli import BASE, SECOND, ksym, place
 from tests.unit.test_cli_record import Asked
@@ -27,7 +27,7 @@ __all__ = ["place"]
 def write(path: str) -> None:
     """nf_tables at BASE from 110 to 150 s."""
     writer = HistoryWriter(path, "made up", 100 * SECOND, None)
-    functions = PackedFunctions(pack([(0, 64, "first"), (64, 8, "second")]))
+    functions = PackedFunctions(pack_functions([(0, 64, "first"), (64, 8, "second")]))
     symbol = Symbol(BASE, BASE + 72, "nf_tables", MODULE, "nf_tables")
     timeline = Timeline()
     for change in (

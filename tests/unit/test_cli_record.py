@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from ksym_plugin.cli import cli, record
-from ksym_plugin.errors import HistoryError, SourceError
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.sources import Source
+from ksym_plugin.timeline.errors import HistoryError, SourceError
 
 
 class Asked(Source):

@@ -23,7 +23,7 @@ from ksym_plugin.clocks import (
     PerfClock,
     clock_of_attr,
 )
-from ksym_plugin.errors import KsymError
+from ksym_plugin.timeline.errors import KsymError
 
 #: The fields of struct perf_event_attr up to clockid, from include/uapi/linux/perf_event.h.
 ATTR = "=II" + "QQQQ" + "Q" + "II" + "QQQQ" + "Ii"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.program_details import GONE, ProgramDetails
 from ksym_plugin.sources import details
 from ksym_plugin.sources.details import DetailsProcess
+from ksym_plugin.timeline.program import GONE, ProgramDetails
 
 SENDS = """
 import socket, sys
 sys.path.insert(0, sys.argv[1])
-from ksym_plugin.program_details import ProgramDetails
+from ksym_plugin.timeline.program import ProgramDetails
 from ksym_plugin.sources.details_child import message
 def fields(id, problem, lines=b""):
     known = ProgramDetails(id, problem)

@@ -16,8 +16,8 @@ from ksym_plugin import cache_file, elf_lines
 from ksym_plugin.elf import ElfError, ElfFile, Image
 from ksym_plugin.elf_lines import ImageLines
 from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.line_table import Line
-from ksym_plugin.symbols import UNKNOWN_ADDRESS, Reason, Symbol
+from ksym_plugin.timeline.packed import Line
+from ksym_plugin.timeline.symbols import UNKNOWN_ADDRESS, Reason, Symbol
 from tests.unit.elf_files import (
     DATA_SECTION,
     FUNC,

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.cli import parts
-from ksym_plugin.errors import HistoryError, KsymError
 from ksym_plugin.perf.renaming import Renamer
 from ksym_plugin.perf.text_tally import TextTally
 from ksym_plugin.stacks.fold import Folder, Options, Sums
 from ksym_plugin.stacks.spelling import tidied
+from ksym_plugin.timeline.errors import HistoryError, KsymError
 from tests.unit.texts import (
     REFERENCE,
     A,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ksym_plugin.healing import heal
-from ksym_plugin.program_details import ProgramDetails
-from ksym_plugin.symbols import UNNAMED_BPF
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.program import ProgramDetails
+from ksym_plugin.timeline.reconcile import heal
+from ksym_plugin.timeline.symbols import UNNAMED_BPF
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, load, timeline_of, unload
 
 MAIN = "bpf_prog_00000000000000aa_main_function_long"

@@ -17,8 +17,16 @@ from ksym_plugin.clocks import Instant
 from ksym_plugin.history import History
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.past import Past
-from ksym_plugin.symbols import BPF_PROG, GAP, OUTSIDE_HISTORY, Lifetime, Load, Loss, Symbol
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.symbols import (
+    BPF_PROG,
+    GAP,
+    OUTSIDE_HISTORY,
+    Lifetime,
+    Load,
+    Loss,
+    Symbol,
+)
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import (
     BASE,
     Held,

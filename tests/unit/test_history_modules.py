@@ -12,10 +12,10 @@ from ksym_plugin.history import History
 from ksym_plugin.history_file import query
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.packed_functions import PackedFunctions, pack
 from ksym_plugin.past import Past
-from ksym_plugin.resolver import Resolver
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
+from ksym_plugin.timeline.resolver import Resolver
+from ksym_plugin.timeline.symbols import (
     BETWEEN,
     EXACT,
     MODULE,
@@ -28,7 +28,7 @@ from ksym_plugin.symbols import (
     Symbol,
     Unload,
 )
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, load
 
 PAGE = 0x1000
@@ -37,7 +37,7 @@ SIZE = 0x2100
 
 
 def functions(rows: list = ROWS) -> PackedFunctions:
-    return PackedFunctions(pack(rows))
+    return PackedFunctions(pack_functions(rows))
 
 
 class Kept:
@@ -225,7 +225,7 @@ def test_a_module_takes_little_room(tmp_path: Path) -> None:
     """1,000 functions, as nf_tables has: a tenth of what their names and places are as text."""
     rows = [(at * 0x80, 0x70, f"nft_module_function_{at * at:x}") for at in range(1000)]
     text = sum(len(f"{start:016x} t {name}\t[nf_tables]\n") for start, _, name in rows)
-    assert len(pack(rows)) < text / 4
+    assert len(pack_functions(rows)) < text / 4
 
 
 def test_the_size_of_a_loading_that_came_before(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ksym_plugin.history import History
 from ksym_plugin.history_writer import HistoryWriter
-from ksym_plugin.line_table import pack
 from ksym_plugin.past import Past
-from ksym_plugin.program_details import GONE, ProgramDetails
 from ksym_plugin.sources.bpf_details import digest_of
-from ksym_plugin.symbols import Lifetime
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.packed import pack_lines
+from ksym_plugin.timeline.program import GONE, ProgramDetails
+from ksym_plugin.timeline.symbols import Lifetime
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, load, unload
 
 TAG = "00000000000000aa"
@@ -24,7 +24,7 @@ def details(prog_id: int, starts: list[int], rows: int = 14, salt: int = 0) -> P
     known = ProgramDetails(prog_id, "")
     known.tag, known.type, known.uid, known.load_time = TAG, 3, 1000, 5
     known.functions = [(start, 0x100, f"bpf_prog_{TAG}_f") for start in starts]
-    known.lines = pack(
+    known.lines = pack_lines(
         [
             (at * 4, 10 + at + 100 * number + salt, 9, FILE, f"hash = mix({number}, {at});")
             for at in range(rows)

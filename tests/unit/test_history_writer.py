@@ -15,13 +15,13 @@ import pytest
 
 from ksym_plugin import kernel_id
 from ksym_plugin.clocks import Instant
-from ksym_plugin.errors import HistoryError
 from ksym_plugin.history import History
 from ksym_plugin.history_file import HEARTBEAT
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.past import Past
-from ksym_plugin.symbols import AMONG_BPF, GRACE, OUTSIDE_HISTORY, Lifetime, Loss
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.errors import HistoryError
+from ksym_plugin.timeline.symbols import AMONG_BPF, GRACE, OUTSIDE_HISTORY, Lifetime, Loss
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, load, row_of, timeline_of, told, unload
 
 REPO = Path(__file__).resolve().parents[2]

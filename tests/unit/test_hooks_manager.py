@@ -13,7 +13,7 @@ import pytest
 
 import ksym_hooks
 from ksym_hooks import PluginWarning, get_plugin_manager, hookimpl
-from ksym_plugin.symbols import EXACT, KERNEL, UNKNOWN_ADDRESS, Frame
+from ksym_plugin.timeline.symbols import EXACT, KERNEL, UNKNOWN_ADDRESS, Frame
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 ADDRESSES = [0xFFFF_FFFF_8100_0000, 0xFFFF_FFFF_8100_0010]

@@ -74,7 +74,9 @@ def brought(module: str) -> set[str]:
 
 
 def test_the_core_is_found() -> None:
-    assert {"ksym_plugin", "ksym_plugin.timeline", "ksym_plugin.sources"} <= set(core_modules())
+    assert {"ksym_plugin", "ksym_plugin.timeline.timeline", "ksym_plugin.sources"} <= set(
+        core_modules()
+    )
 
 
 def test_what_is_heavy_would_be_seen() -> None:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin import symbols
-from ksym_plugin.errors import KallsymsError
 from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.timeline import symbols
+from ksym_plugin.timeline.errors import KallsymsError
 
 REPO = Path(__file__).resolve().parents[2]
 ARM = REPO.parent / "shared" / "corpus" / "blazesym-arm32-kallsyms.xz"

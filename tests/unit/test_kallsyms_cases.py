@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ksym_plugin import symbols
-from ksym_plugin.errors import KallsymsError
 from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.timeline import symbols
+from ksym_plugin.timeline.errors import KallsymsError
 
 
 def answer(table: Kallsyms, address: int) -> str:

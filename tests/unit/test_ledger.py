@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from ksym_plugin.symbols import UNNAMED_BPF, Load, Unload
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.symbols import UNNAMED_BPF, Load, Unload
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, load, timeline_of, told, unload
 
 A, B = "bpf_prog_00000000000000aa_a", "bpf_prog_00000000000000bb_b"

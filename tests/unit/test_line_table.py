@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.line_table import LineTable, pack, unpack
+from ksym_plugin.timeline.packed import LineTable, pack_lines, unpack_lines
 
 Row = tuple[int, int, int, str, str]
 
@@ -33,7 +33,7 @@ def slowly(rows: list[Row], offset: int) -> Row | None:
 def test_finds_what_a_linear_search_finds(
     functions: list[list[Row]], number: int, offset: int
 ) -> None:
-    table = unpack(pack(functions))
+    table = unpack_lines(pack_lines(functions))
     wanted = slowly(functions[number], offset) if number < len(functions) else None
     found = table.find(number, offset)
     assert len(table) == sum(map(len, functions))
@@ -44,7 +44,9 @@ def test_finds_what_a_linear_search_finds(
 
 
 def test_line_zero_counts_to_the_line_before_in_the_same_function() -> None:
-    table = unpack(pack([[(0, 5, 1, "a.c", "f")], [(0, 0, 0, "a.c", ""), (8, 9, 2, "a.c", "g")]]))
+    table = unpack_lines(
+        pack_lines([[(0, 5, 1, "a.c", "f")], [(0, 0, 0, "a.c", ""), (8, 9, 2, "a.c", "g")]])
+    )
     assert table.find(1, 4) is None
     assert str(table.find(1, 8)) == "Line(a.c:9:2)"
     assert table.find(-1, 0) is None
@@ -52,13 +54,13 @@ def test_line_zero_counts_to_the_line_before_in_the_same_function() -> None:
 
 def test_same_rows_make_the_same_bytes() -> None:
     rows = [[(0, 5, 1, "a.c", "f"), (9, 6, 1, "a.c", "g")]]
-    assert pack(rows) == pack([list(rows[0])])
+    assert pack_lines(rows) == pack_lines([list(rows[0])])
 
 
 @given(st.binary(max_size=200))
 @settings(deadline=None)
 def test_any_bytes_unpack_to_something_harmless(data: bytes) -> None:
-    for table in (unpack(data), unpack(zlib.compress(data))):
+    for table in (unpack_lines(data), unpack_lines(zlib.compress(data))):
         assert isinstance(table, LineTable)
         for function in range(4):
             table.find(function, 77)
@@ -67,11 +69,11 @@ def test_any_bytes_unpack_to_something_harmless(data: bytes) -> None:
 @given(st.lists(_ROWS, min_size=1, max_size=3), st.data())
 @settings(deadline=None)
 def test_a_damaged_table_is_harmless(functions: list[list[Row]], data: st.DataObject) -> None:
-    plain = bytearray(zlib.decompress(pack(functions)))
+    plain = bytearray(zlib.decompress(pack_lines(functions)))
     at = data.draw(st.integers(0, len(plain) - 1))
     plain[at] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(plain)))
     for damaged in (plain, plain[:cut]):
-        table = unpack(zlib.compress(bytes(damaged)))
+        table = unpack_lines(zlib.compress(bytes(damaged)))
         for function in range(4):
             table.find(function, 77)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ksym_plugin.line_table import Line, pack, unpack
-from ksym_plugin.locating import Locator
-from ksym_plugin.resolver import Resolver
-from ksym_plugin.symbols import Frame, Lifetime, trampoline_key
+from ksym_plugin.timeline.location import Locator
+from ksym_plugin.timeline.packed import Line, pack_lines, unpack_lines
+from ksym_plugin.timeline.resolver import Resolver
+from ksym_plugin.timeline.symbols import Frame, Lifetime, trampoline_key
 from tests.unit.helpers import BASE, load, timeline_of
 
 NAME = "bpf_prog_00000000000000aa_main"
-TABLE = unpack(pack([[(0, 10, 1, "a.c", "call();"), (8, 11, 1, "a.c", "return h;")]]))
+TABLE = unpack_lines(pack_lines([[(0, 10, 1, "a.c", "call();"), (8, 11, 1, "a.c", "return h;")]]))
 
 
 class Lines:

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin.elf import ElfError
-from ksym_plugin.packed_functions import PackedFunctions
 from ksym_plugin.sources import module_child, module_files, module_reader
 from ksym_plugin.sources.module_reader import ModuleReader
+from ksym_plugin.timeline.packed import PackedFunctions
 from tests.unit.elf_files import LOCAL, WEAK, Sym, vmlinux
 
 BASE = 0xFFFF_FFFF_C100_0000

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.errors import SourceError
-from ksym_plugin.packed_functions import PackedFunctions, pack
 from ksym_plugin.sources import module_events
 from ksym_plugin.sources import modules as modules_source
 from ksym_plugin.sources.module_events import Uevents, parse, parse_listing
-from ksym_plugin.symbols import MODULE, Lifetime, Load, Loss, Symbol, Unload
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
+from ksym_plugin.timeline.symbols import MODULE, Lifetime, Load, Loss, Symbol, Unload
 from tests.unit.hosts import fds
 from tests.unit.module_hosts import BASE, CODE, ROWS, Host
 
@@ -273,7 +273,7 @@ def test_an_overflow_is_a_loss_and_the_list_is_compared_anew(host: Host) -> None
 def earlier(name: str, slot: int, rows: list = ROWS, loaded: int = 100) -> Lifetime:
     start = BASE + slot * 0x10000 + CODE[0]
     symbol = Symbol(start, start + CODE[1] - CODE[0], name, MODULE, name)
-    data = pack((at - rows[0][0], size, word) for at, size, word in rows)
+    data = pack_functions((at - rows[0][0], size, word) for at, size, word in rows)
     return Lifetime(Load(symbol, 50, loaded, functions=PackedFunctions(data)))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.packed_functions import PackedFunctions, pack
+from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
 
 NAMES = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1)
 
@@ -31,7 +31,7 @@ def rows(found: list[tuple[int, int, list[str]]]) -> list[tuple[int, int, str]]:
 
 @given(functions())
 def test_each_offset_has_the_function_that_holds_it(found: list) -> None:
-    table = PackedFunctions(pack(rows(found)))
+    table = PackedFunctions(pack_functions(rows(found)))
     held = {at: one for one in found for at in range(one[0], one[0] + one[1])}
     for offset in range(max(held, default=0) + 3):
         if offset in held:
@@ -45,7 +45,7 @@ def test_each_offset_has_the_function_that_holds_it(found: list) -> None:
 
 
 def test_a_function_goes_on_behind_one_that_lies_within() -> None:
-    table = PackedFunctions(pack([(0, 100, "outer"), (20, 10, "inner")]))
+    table = PackedFunctions(pack_functions([(0, 100, "outer"), (20, 10, "inner")]))
     told = [table.find(offset) for offset in (0, 19, 20, 29, 30, 99, 100)]
     outer, inner = (0, 100, "outer"), (20, 30, "inner")
     assert told == [outer, outer, inner, inner, outer, outer, None]
@@ -53,16 +53,16 @@ def test_a_function_goes_on_behind_one_that_lies_within() -> None:
 
 @given(functions(), functions())
 def test_equal_functions_have_one_digest(one: list, other: list) -> None:
-    first, second = (PackedFunctions(pack(rows(each))) for each in (one, other))
+    first, second = (PackedFunctions(pack_functions(rows(each))) for each in (one, other))
     assert (first.digest == second.digest) == (one == other)
-    assert PackedFunctions(pack(rows(one))).digest == first.digest
+    assert PackedFunctions(pack_functions(rows(one))).digest == first.digest
 
 
 def test_likeness_is_of_names_and_places() -> None:
-    by_file = PackedFunctions(pack([(0, 60, "a"), (64, 8, "b")]))
-    assert by_file.is_like(PackedFunctions(pack([(0, 64, "a"), (64, 4096, "b")])))
-    assert not by_file.is_like(PackedFunctions(pack([(0, 60, "a"), (64, 8, "c")])))
-    assert not by_file.is_like(PackedFunctions(pack([(0, 60, "a"), (72, 8, "b")])))
+    by_file = PackedFunctions(pack_functions([(0, 60, "a"), (64, 8, "b")]))
+    assert by_file.is_like(PackedFunctions(pack_functions([(0, 64, "a"), (64, 4096, "b")])))
+    assert not by_file.is_like(PackedFunctions(pack_functions([(0, 60, "a"), (64, 8, "c")])))
+    assert not by_file.is_like(PackedFunctions(pack_functions([(0, 60, "a"), (72, 8, "b")])))
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_likeness_is_of_names_and_places() -> None:
         zlib.compress(b"\xff\xff\xff\xff" + bytes(64)),
         zlib.compress(b"\2\0\0\0" + bytes(16) + b"one name"),
         zlib.compress(b"\1\0\0\0" + bytes(8) + b"two\0names"),
-        pack([(0, 8, "a\0b")]),
-        pack([(0, 8, "cut off")])[:-9],
+        pack_functions([(0, 8, "a\0b")]),
+        pack_functions([(0, 8, "cut off")])[:-9],
     ],
 )
 def test_other_bytes_are_a_table_without_functions(data: bytes) -> None:

@@ -16,7 +16,7 @@ from ksym_plugin.perf import starting as module
 from ksym_plugin.perf.data import Recorded
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
-from ksym_plugin.symbols import AMONG_BPF, UNKNOWN_ADDRESS, Load, Loss, Symbol
+from ksym_plugin.timeline.symbols import AMONG_BPF, UNKNOWN_ADDRESS, Load, Loss, Symbol
 from tests.unit.helpers import BASE, load, unload
 from tests.unit.perf_events import (
     CALLCHAIN,
@@ -376,7 +376,7 @@ def clocked(tmp_path: Path, perf: int | None) -> str:
 
 
 def record_into(writer: Any) -> None:
-    from ksym_plugin.timeline import Timeline
+    from ksym_plugin.timeline.timeline import Timeline
 
     timeline = Timeline()
     for change in CHANGES:

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from ksym_plugin.clocks import MONOTONIC
 from ksym_plugin.history_writer import HistoryWriter
-from ksym_plugin.line_table import pack
-from ksym_plugin.locating import Place
 from ksym_plugin.perf import text
 from ksym_plugin.perf.annotate import Annotator
 from ksym_plugin.perf.handler import Handler
@@ -22,11 +20,13 @@ from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.output import FoldedOutput, TextOutput
 from ksym_plugin.perf.pictures import SvgOutput
 from ksym_plugin.perf.renaming import Renamer
-from ksym_plugin.program_details import ProgramDetails
 from ksym_plugin.stacks import fold
 from ksym_plugin.stacks.spelling import Style
-from ksym_plugin.symbols import Lifetime
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.location import Place
+from ksym_plugin.timeline.packed import pack_lines
+from ksym_plugin.timeline.program import ProgramDetails
+from ksym_plugin.timeline.symbols import Lifetime
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, load, unload
 from tests.unit.perf_events import CALLCHAIN, CORE, SAMPLED, SECOND, VMLINUX, attr, event, node
 from tests.unit.test_speedscope import check, check_schema
@@ -61,7 +61,7 @@ def write(path: str, rows: list = ROWS, target: str = "tcp_connect") -> str:
     known = ProgramDetails(7, "")
     known.tag, known.type = "00000000000000aa", 1
     known.functions = [(BASE, 64, MAIN), (SUB_AT, 64, SUB)]
-    known.lines, known.digest = pack(rows), b"d" * 8
+    known.lines, known.digest = pack_lines(rows), b"d" * 8
     known.trampoline, known.target = 6442467359, target
     for change in changes:
         lifetime = timeline.apply(change)
@@ -359,8 +359,8 @@ def test_a_sample_in_a_helper_counts_for_the_line_that_called_it(run) -> None:
 def test_the_live_system_s_lines(
     run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ksym_plugin.line_table import Line
     from ksym_plugin.sources import live_lines, snapshot
+    from ksym_plugin.timeline.packed import Line
 
     class Lines:
         def line(self, lifetime: Lifetime, offset: int, /) -> Line:

@@ -14,7 +14,7 @@ from ksym_plugin.perf.naming import Tally, decide, is_module
 from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.renaming import Renamer
 from ksym_plugin.stacks.repair import Repairer
-from ksym_plugin.symbols import BETWEEN, NOT_LOADED, UNKNOWN_ADDRESS, Reason
+from ksym_plugin.timeline.symbols import BETWEEN, NOT_LOADED, UNKNOWN_ADDRESS, Reason
 from tests.unit.helpers import BASE
 from tests.unit.perf_events import SECOND, bpf, event, node
 from tests.unit.test_history_modules import PAGE, Kept, past_of

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ksym_plugin.locating import Place
 from ksym_plugin.perf.pictures import SpeedscopeOutput, SvgOutput
 from ksym_plugin.stacks.lifetimes import duration, lived, told
-from ksym_plugin.symbols import Lifetime, Load
+from ksym_plugin.timeline.location import Place
+from ksym_plugin.timeline.symbols import Lifetime, Load
 from tests.unit.helpers import BASE, load
 from tests.unit.perf_events import CORE, SECOND, VMLINUX, event, node
 from tests.unit.test_svg import data_of, named

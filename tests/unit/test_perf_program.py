@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin import kernel_id
-from ksym_plugin.errors import KsymError
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.text import Header
+from ksym_plugin.timeline.errors import KsymError
 from tests import demo
 from tests.unit.perf_events import CALLCHAIN, CORE, SAMPLED, VMLINUX, attr, bpf, event, node
 

@@ -14,13 +14,13 @@ from ksym_plugin import kernel_id, kernel_text
 from ksym_plugin.cli import vmlinux as chooser
 from ksym_plugin.clocks import MONOTONIC
 from ksym_plugin.elf import ElfError
-from ksym_plugin.errors import KsymError
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.perf import data, vmlinux
 from ksym_plugin.perf.data import Recorded
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options, parse
+from ksym_plugin.timeline.errors import KsymError
 from tests.unit.perf_events import SECOND, VMLINUX, event, node
 from tests.unit.test_cli import ksym
 from tests.unit.test_elf import KASLR, linked, output

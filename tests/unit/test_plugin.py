@@ -14,9 +14,9 @@ import pytest
 
 from ksym_hooks import PluginWarning, get_plugin_manager, hookimpl
 from ksym_plugin import follower, plugin
-from ksym_plugin.errors import SourceError
 from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.symbols import AMONG_BPF, Loss
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.symbols import AMONG_BPF, Loss
 from tests.unit.helpers import BASE, load, unload
 from tests.unit.hosts import Listener, Offers, Scripted, ask, fds, tasks, wait_until
 

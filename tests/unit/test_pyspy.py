@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.errors import KsymError
 from ksym_plugin.stacks import pyspy, pyspy_log
 from ksym_plugin.stacks.folded import PYTHON, USER, frame_of
 from ksym_plugin.stacks.folded import parse as folded
+from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
     from typing import Any

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.errors import KsymError
 from ksym_plugin.stacks import pyspy_graft, pyspy_log, pyspy_loose, pyspy_match, pyspy_perf
 from ksym_plugin.stacks.pyspy import Profile, Stack, Thread
 from ksym_plugin.stacks.pyspy_match import Dated, Matcher
 from ksym_plugin.stacks.pyspy_perf import Hit
+from ksym_plugin.timeline.errors import KsymError
 
 MS = 1_000_000
 

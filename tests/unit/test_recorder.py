@@ -10,14 +10,14 @@ import pytest
 
 from ksym_plugin import recorder as recorder_module
 from ksym_plugin.clocks import Instant
-from ksym_plugin.errors import SourceError
 from ksym_plugin.history import History
 from ksym_plugin.history_file import HEARTBEAT
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.past import Past
 from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources.source import Source
-from ksym_plugin.symbols import EXACT, GAP, OUTSIDE_HISTORY, Load, Loss, Unload
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.symbols import EXACT, GAP, OUTSIDE_HISTORY, Load, Loss, Unload
 from tests.unit.helpers import BASE, load, told, unload
 
 SECOND = 1_000_000_000

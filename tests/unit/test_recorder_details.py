@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ksym_plugin.line_table import pack
-from ksym_plugin.program_details import GONE, ProgramDetails
 from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources.bpf_details import digest_of
-from ksym_plugin.symbols import UNNAMED_BPF
+from ksym_plugin.timeline.packed import pack_lines
+from ksym_plugin.timeline.program import GONE, ProgramDetails
+from ksym_plugin.timeline.symbols import UNNAMED_BPF
 from tests.unit.helpers import BASE, load
 from tests.unit.test_recorder import Stage, stage
 
@@ -52,7 +52,7 @@ def program(stage: Stage, prog_id: int) -> ProgramDetails:
     known = ProgramDetails(prog_id, "")
     known.tag, known.load_time = "00000000000000aa", stage.time.now
     known.functions = [(BASE, 0x300, NAME)]
-    known.lines = pack([[(0, 12, 3, "a.bpf.c", "return 0;")]])
+    known.lines = pack_lines([[(0, 12, 3, "a.bpf.c", "return 0;")]])
     known.digest = digest_of(known.lines)
     return known
 

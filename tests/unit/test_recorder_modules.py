@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ksym_plugin.errors import SourceError
 from ksym_plugin.recorder import Recorder
-from ksym_plugin.resolver import Resolver
-from ksym_plugin.resync import differences
 from ksym_plugin.sources import modules as modules_module
-from ksym_plugin.symbols import EXACT, GAP, VACANT, Frame
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.reconcile import differences
+from ksym_plugin.timeline.resolver import Resolver
+from ksym_plugin.timeline.symbols import EXACT, GAP, VACANT, Frame
 from tests.unit import module_hosts
 from tests.unit.helpers import BASE, load, told
 from tests.unit.test_recorder import SECOND, Stage, stage

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.symbols import EXACT
+from ksym_plugin.timeline.symbols import EXACT
 from tests.unit.helpers import BASE, told
 from tests.unit.test_recorder import SECOND, Stage, stage
 

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from ksym_plugin import kernel_id
 from ksym_plugin.cli import report as command
-from ksym_plugin.locating import Place
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.report import ReportOutput
 from ksym_plugin.stacks.report import ELSEWHERE, KERNEL, Account, share
-from ksym_plugin.symbols import OTHER_BPF, Lifetime, Load
+from ksym_plugin.timeline.location import Place
+from ksym_plugin.timeline.symbols import OTHER_BPF, Lifetime, Load
 from tests import demo
 from tests.unit.helpers import BASE, load
 from tests.unit.perf_events import CORE, GUEST_KERNEL, SECOND, VMLINUX, event, node

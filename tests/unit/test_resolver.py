@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from ksym_plugin.history import History
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.resolver import FIRST_MARKER, Resolver
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
+from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
     AMONG_BPF,
     CONTEXT_MARKER,
@@ -30,7 +30,7 @@ from ksym_plugin.symbols import (
     Reason,
     Symbol,
 )
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import (
     BASE,
     Held,

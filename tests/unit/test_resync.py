@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ksym_plugin.resync import differences
-from ksym_plugin.symbols import Lifetime, Load
+from ksym_plugin.timeline.reconcile import differences
+from ksym_plugin.timeline.symbols import Lifetime, Load
 from tests.unit.helpers import BASE, load
 
 A, B = "bpf_prog_00000000000000aa_a", "bpf_prog_00000000000000bb_b"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ksym_plugin.sources.ksym_changes import Changes
 from ksym_plugin.sources.ksym_records import ADD, DEL, Record
-from ksym_plugin.symbols import BPF_PROG, BPF_TRAMPOLINE, UNNAMED_BPF, Load, Unload
+from ksym_plugin.timeline.symbols import BPF_PROG, BPF_TRAMPOLINE, UNNAMED_BPF, Load, Unload
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 S = 0xFFFFFFFFC0001000

@@ -13,7 +13,6 @@ from array import array
 import pytest
 
 from ksym_plugin import sources, syscalls
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import (
     bcc_module,
     bcc_program,
@@ -27,6 +26,7 @@ from ksym_plugin.sources import (
 )
 from ksym_plugin.sources.fentry import FentrySource
 from ksym_plugin.sources.kprobe import KprobeSource
+from ksym_plugin.timeline.errors import SourceError
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux's /proc")
 

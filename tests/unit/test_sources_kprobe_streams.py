@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ksym_plugin.sources.ksym_records import ADD, DEL, SEQ_MASK, Counts
 from ksym_plugin.sources.ksym_streams import Streams, merged
-from ksym_plugin.symbols import Loss
+from ksym_plugin.timeline.symbols import Loss
 
 CPUS = 2
 

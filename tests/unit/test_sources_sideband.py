@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources.bpf_programs import Program
 from ksym_plugin.sources.perf_records import BpfEvent, KSymbol
 from ksym_plugin.sources.sideband import Sideband
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.symbols import (
     BPF_DISPATCHER,
     BPF_PROG,
     BPF_TRAMPOLINE,

@@ -7,12 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import bpf_programs, btf, polling, snapshot
 from ksym_plugin.sources.bpf_lines import Lines, parse_lines
 from ksym_plugin.sources.bpf_programs import Program
 from ksym_plugin.sources.polling import PollingSource
-from ksym_plugin.symbols import BPF_MODULE, BPF_TRAMPOLINE, OOL, UNNAMED_BPF, Load, Loss, Unload
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.symbols import (
+    BPF_MODULE,
+    BPF_TRAMPOLINE,
+    OOL,
+    UNNAMED_BPF,
+    Load,
+    Loss,
+    Unload,
+)
 
 TAG, SUBTAG = "00112233445566aa", "ffeeddccbbaa9988"
 S = 0xFFFFFFFFC0001000

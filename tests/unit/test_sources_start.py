@@ -8,17 +8,9 @@ import os
 import pytest
 
 from ksym_plugin import sources, syscalls
-from ksym_plugin.errors import SourceError
-from ksym_plugin.sources import (
-    bpf_programs,
-    cpus,
-    fentry,
-    kprobe,
-    perf_event,
-    perf_ring,
-    snapshot,
-)
+from ksym_plugin.sources import bpf_programs, cpus, fentry, kprobe, perf_event, perf_ring, snapshot
 from ksym_plugin.sources.perf_event import PerfEventSource
+from ksym_plugin.timeline.errors import SourceError
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux's /proc")
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin import symbols
-from ksym_plugin.symbols import Symbol, bpf_kind, is_image, split_bpf_name
+from ksym_plugin.timeline import symbols
+from ksym_plugin.timeline.symbols import Symbol, bpf_kind, is_image, split_bpf_name
 
 #: The grammar of bpf_get_prog_name() as an expression: "bpf_prog_", the tag by
 #: bin2hex(), and "_%s" where the program has a name.

@@ -12,7 +12,7 @@ from array import array
 import pytest
 
 from ksym_plugin import syscalls
-from ksym_plugin.errors import SourceError
+from ksym_plugin.timeline.errors import SourceError
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
     AMONG_BPF,
     EXACT,
@@ -17,7 +17,7 @@ from ksym_plugin.symbols import (
     Load,
     Unload,
 )
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import (
     BASE,
     Held,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.symbols import AMBIGUOUS, EXACT, GRACE, Load, Unload
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.symbols import AMBIGUOUS, EXACT, GRACE, Load, Unload
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, Held, changes_of, load, questions, timeline_of, unload
 
 _STEP = st.tuples(

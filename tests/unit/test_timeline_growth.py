@@ -13,8 +13,8 @@ from typing import Any, Callable
 import pytest
 
 import ksym_plugin
-from ksym_plugin.symbols import Loss
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.symbols import Loss
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, load, unload
 
 PACKAGE = os.path.dirname(ksym_plugin.__file__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from ksym_plugin.symbols import AMBIGUOUS, AMONG_BPF, EXACT, GRACE, NOT_LOADED
+from ksym_plugin.timeline.symbols import AMBIGUOUS, AMONG_BPF, EXACT, GRACE, NOT_LOADED
 from tests.unit.helpers import (
     BASE,
     Held,

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.packed_functions import PackedFunctions, pack
-from ksym_plugin.resolver import Resolver
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
+from ksym_plugin.timeline.resolver import Resolver
+from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
     BETWEEN,
     BPF_PROG,
@@ -25,11 +25,11 @@ from ksym_plugin.symbols import (
     Symbol,
     Unload,
 )
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, load, told, unload
 
 SECOND = 1_000_000_000
-FUNCTIONS = PackedFunctions(pack([(0, 0x40, "first"), (0x80, 0x1000, "second")]))
+FUNCTIONS = PackedFunctions(pack_functions([(0, 0x40, "first"), (0x80, 0x1000, "second")]))
 
 
 def module(start: int, size: int, name: str, time: int | tuple[int, int]) -> Load:

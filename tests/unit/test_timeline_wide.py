@@ -7,8 +7,8 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin import places
-from ksym_plugin.symbols import EXACT, NOT_LOADED, UNKNOWN_ADDRESS
+from ksym_plugin.timeline import index
+from ksym_plugin.timeline.symbols import EXACT, NOT_LOADED, UNKNOWN_ADDRESS
 from tests.unit.helpers import (
     BASE,
     Held,
@@ -25,7 +25,7 @@ from tests.unit.test_timeline import check_exact
 @given(histories(), st.sampled_from([1, 60, 100, 300]))
 @settings(deadline=None)
 def test_who_was_there_does_not_depend_on_what_counts_as_wide(held: list[Held], wide: int) -> None:
-    with mock.patch.object(places, "WIDE", wide):
+    with mock.patch.object(index, "WIDE", wide):
         timeline = timeline_of(*changes_of(held))
         for address, time in questions(held):
             check_exact(timeline, held, address, time)
@@ -35,7 +35,7 @@ def test_who_was_there_does_not_depend_on_what_counts_as_wide(held: list[Held], 
 @settings(deadline=None)
 def test_nor_do_answers_beside_open_ends(held: list[Held], wide: int) -> None:
     usual = timeline_of(*changes_of(held))
-    with mock.patch.object(places, "WIDE", wide):
+    with mock.patch.object(index, "WIDE", wide):
         timeline = timeline_of(*changes_of(held))
         for address, time in questions(held):
             there, said = timeline.at(address, time)

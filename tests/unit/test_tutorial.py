@@ -18,7 +18,7 @@ import pytest
 
 from ksym_hooks import get_plugin_manager
 from ksym_plugin import follower
-from ksym_plugin.symbols import VACANT
+from ksym_plugin.timeline.symbols import VACANT
 from tests.unit.hosts import Offers, Scripted, wait_until
 from tests.unit.listings import REPO, listings
 from tests.unit.test_packaging import run

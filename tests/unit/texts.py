@@ -12,7 +12,7 @@ from ksym_plugin.perf.annotate import Annotator
 from ksym_plugin.perf.renaming import Renamer
 from ksym_plugin.stacks.fold import Folder, Options
 from ksym_plugin.stacks.spelling import Style
-from ksym_plugin.timeline import Timeline
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import load, timeline_of, unload
 
 SHARED = Path(__file__).parents[3] / "shared"

@@ -23,7 +23,7 @@ from ksym_plugin.elf import ElfFile, Image
 from ksym_plugin.elf_lines import ImageLines
 from ksym_plugin.kallsyms import Kallsyms
 from ksym_plugin.kernel_id import build_id
-from ksym_plugin.symbols import Symbol
+from ksym_plugin.timeline.symbols import Symbol
 from tests.vm.machine import cache, children
 from tests.vm.machine.__main__ import KERNELS, missing
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.symbols import AMONG_BPF, NOT_LOADED
+from ksym_plugin.timeline.symbols import AMONG_BPF, NOT_LOADED
 from tests.oracle import procs, truth
 from tests.vm.guest.around import CLI, SECONDS, Recorded
 

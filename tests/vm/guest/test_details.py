@@ -9,12 +9,12 @@ import sys
 import pytest
 from bcc import BPF
 
-from ksym_plugin.line_table import unpack
-from ksym_plugin.program_details import GONE
 from ksym_plugin.sources.bpf_details import Reader
 from ksym_plugin.sources.details import DetailsProcess
 from ksym_plugin.sources.traced import Targets
-from ksym_plugin.symbols import trampoline_key
+from ksym_plugin.timeline.packed import unpack_lines
+from ksym_plugin.timeline.program import GONE
+from ksym_plugin.timeline.symbols import trampoline_key
 from tests.oracle import procs, programs, rawbpf
 
 TURNS = """
@@ -54,7 +54,7 @@ def test_names_and_lines_are_the_kernel_s():
             assert [name for *_, name in known.functions] == [names[s] for s in info.starts]
             assert known.tag == info.tag
         rows = rawbpf.line_rows(fds[0])
-        table = unpack(reader.read(rawbpf.info(fds[0]).id).lines)
+        table = unpack_lines(reader.read(rawbpf.info(fds[0]).id).lines)
         start = rawbpf.info(fds[0]).starts[0]
         assert len(table) == len(rows) == 60
         for row in rows:

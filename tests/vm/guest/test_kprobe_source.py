@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from bcc import BPF
 
-from ksym_plugin.errors import SourceError
 from ksym_plugin.sources import bpf_programs, ksym_source, self_test
 from ksym_plugin.sources.fentry import FentrySource
 from ksym_plugin.sources.kprobe import KprobeSource
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.symbols import (
     BPF_DISPATCHER,
     BPF_PROG,
     BPF_STRUCT_OPS,
@@ -450,7 +450,7 @@ def resident():
 
 
 _START = """
-from ksym_plugin.errors import SourceError
+from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.sources.{0} import {1}
 try:
     {1}().close()

@@ -17,7 +17,7 @@ from ksym_plugin.history import History
 from ksym_plugin.history_writer import HistoryWriter
 from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources.kprobe import KprobeSource
-from ksym_plugin.symbols import GAP, LOST
+from ksym_plugin.timeline.symbols import GAP, LOST
 from tests.oracle import procs, programs, rawbpf
 from tests.vm.guest import burst
 

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from ksym_plugin.packed_functions import PackedFunctions
+    from ksym_plugin.timeline.packed import PackedFunctions
 
 KERNEL: Final = "kernel"
 MODULE: Final = "module"

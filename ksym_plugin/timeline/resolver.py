@@ -7,7 +7,7 @@ name comes with the reason.
 
 from __future__ import annotations
 
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
     AMONG_BPF,
     BETWEEN,
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Final, Protocol
 
-    from ksym_plugin.symbols import Lifetime
-    from ksym_plugin.timeline import Answer
+    from ksym_plugin.timeline.symbols import Lifetime
+    from ksym_plugin.timeline.timeline import Answer
 
     class Past(Protocol):
         """Who was where, when: a Timeline, or what a history holds of one boot."""

@@ -20,23 +20,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from ksym_plugin.ledger import Ledger
-from ksym_plugin.places import CELL_SHIFT, PAGE_SHIFT, Places
-from ksym_plugin.precedence import (
-    are_tied,
-    coexisted,
-    grace,
-    is_over,
-    loaded_after,
-    outranks,
-)
-from ksym_plugin.symbols import (
+from ksym_plugin.timeline.index import CELL_SHIFT, PAGE_SHIFT, Places, loaded_by
+from ksym_plugin.timeline.pairing import Ledger
+from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
     AMONG_BPF,
     EXACT,
     GAP,
     GRACE,
     LOST,
+    MODULE,
     NOT_LOADED,
     UNKNOWN_ADDRESS,
     VACANT,
@@ -46,17 +39,71 @@ from ksym_plugin.symbols import (
     Reason,
     Unload,
 )
-from ksym_plugin.tracks import loaded_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Final, Union
 
-    from ksym_plugin.tracks import Track
+    from ksym_plugin.timeline.index import Track
+    from ksym_plugin.timeline.symbols import Lifetime
 
     #: A lifetime and how certain it is, or None and why there is none.
     Answer = Union[tuple[Lifetime, str], tuple[None, Reason]]
+
+#: How long after its unload a program is still taken to run: 1.37 s is the longest that
+#: was measured. Later its place may be anybody's: classic BPF is JITed unannounced.
+_GRACE_SPAN: Final = 2_000_000_000
+
+
+def grace(lifetime: Lifetime) -> int:
+    """For how long a lifetime may still be running after its unload, in ns; no module is."""
+    return 0 if lifetime.symbol.kind == MODULE else _GRACE_SPAN
+
+
+def loaded_after(one: Lifetime, other: Lifetime) -> bool:
+    """Whether ``one`` took the place; of one load's symbols the nearer start wins."""
+    if one.loaded_latest != other.loaded_latest:
+        return one.loaded_latest > other.loaded_latest
+    if one.prog_id != other.prog_id and one.prog_id is not None and other.prog_id is not None:
+        return one.prog_id > other.prog_id
+    until, till = one.unloaded_latest, other.unloaded_latest
+    if until != till:
+        # Reported at once, but they cannot have shared a byte: one left before the other.
+        return until is None or (till is not None and until > till)
+    return one.symbol.start > other.symbol.start
+
+
+def is_over(other: Lifetime, lifetime: Lifetime) -> bool:
+    """Whether ``other`` began below ``lifetime`` and was loaded over the start of it."""
+    start = lifetime.symbol.start
+    return other.symbol.start < start < other.symbol.end and loaded_after(other, lifetime)
+
+
+def are_tied(one: Lifetime, other: Lifetime) -> bool:
+    """Whether both came and went between two reads: which was the last nobody knows."""
+    if one.loaded_latest != other.loaded_latest or one.unloaded_latest is None:
+        return False
+    if one.prog_id is not None and other.prog_id is not None:
+        return False
+    return one.unloaded_latest == other.unloaded_latest
+
+
+def outranks(image: Lifetime, holder: Lifetime, time: int) -> bool | None:
+    """Whether an image has an address that ``holder`` covers too; None if none can tell."""
+    if holder.symbol.start <= image.symbol.start:
+        return loaded_after(image, holder)
+    unloaded = holder.unloaded_latest
+    if unloaded is None or coexisted(holder, image):
+        return False
+    return None if time - unloaded < grace(holder) else True
+
+
+def coexisted(one: Lifetime, image: Lifetime) -> bool:
+    """Whether ``one`` was surely there at some time since ``image`` was loaded."""
+    since = one.unloaded_earliest
+    return since is None or since > image.loaded_latest
+
 
 #: Of what may have been loaded already, so many are looked at in a track.
 _MOST_RIVALS: Final = 16

@@ -9,9 +9,8 @@ not depend on the order of arrival.
 
 from __future__ import annotations
 
-from ksym_plugin.places import Places
-from ksym_plugin.symbols import MODULE, UNNAMED_BPF, Lifetime, Load, Symbol, Unload
-from ksym_plugin.tracks import index_of, loaded_by
+from ksym_plugin.timeline.index import Places, index_of, loaded_by
+from ksym_plugin.timeline.symbols import MODULE, UNNAMED_BPF, Lifetime, Load, Symbol, Unload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ the byte before.
 
 from __future__ import annotations
 
-from ksym_plugin.symbols import BPF_PROG, BPF_TRAMPOLINE, KERNEL, Frame
+from ksym_plugin.timeline.symbols import BPF_PROG, BPF_TRAMPOLINE, KERNEL, Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Protocol
 
-    from ksym_plugin.line_table import Line
-    from ksym_plugin.symbols import Lifetime, Reason
+    from ksym_plugin.timeline.packed import Line
+    from ksym_plugin.timeline.symbols import Lifetime, Reason
 
     class Lines(Protocol):
         """The source lines of programs, and what trampolines trace."""

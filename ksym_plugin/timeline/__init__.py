@@ -1,0 +1,1 @@
+"""Who had a kernel address, and when. Pure: no file, no system call."""
