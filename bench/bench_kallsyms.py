@@ -10,7 +10,7 @@ import random
 
 from bench.measure import in_child, in_turn, memory_mb, settle
 from bench.report import CPU, not_measured, row
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.timeline.errors import KallsymsError
 
 TYPE_CHECKING = False

@@ -18,9 +18,9 @@ import time
 from bench.bench_history import commit
 from bench.measure import REPO, Figures, in_child, run
 from bench.report import CPU, WALL, not_measured, row
-from ksym_plugin import cache_file
-from ksym_plugin.elf import ElfFile
 from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.kernel import cache
+from ksym_plugin.kernel.elf import ElfFile
 from ksym_plugin.timeline import packed
 from ksym_plugin.timeline.program import ProgramDetails
 from ksym_plugin.timeline.symbols import BPF_PROG, Lifetime, Load, Symbol
@@ -57,7 +57,7 @@ def write_vmlinux(path: str, count: int) -> None:
 
 def ready(path: str) -> float:
     """Seconds until the first answer."""
-    cache_file.SETTLED_NS = 0
+    cache.SETTLED_NS = 0
     began = time.perf_counter()
     found = ElfFile.kept(path).find(elf_files.TEXT + 1)
     taken = time.perf_counter() - began

@@ -16,7 +16,7 @@ import random
 from bench import bcc_peer, workload
 from bench.measure import in_turn, settle
 from bench.report import CPU, row
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.timeline import Timeline
 

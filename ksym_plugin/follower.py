@@ -22,10 +22,9 @@ import select
 import threading
 import time
 
-from ksym_plugin.clocks import MONOTONIC, PerfClock
-from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.kallsyms_text import read_module_sizes
-from ksym_plugin.sources import snapshot
+from ksym_plugin.kernel import snapshot
+from ksym_plugin.kernel.clocks import MONOTONIC, PerfClock
+from ksym_plugin.kernel.kallsyms import Kallsyms, read_module_sizes
 from ksym_plugin.table import NEVER, Table
 from ksym_plugin.timeline.errors import KallsymsError, KsymError, SourceError
 from ksym_plugin.timeline.reconcile import REST

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sqlite3
 
-from ksym_plugin import history_modules, history_programs, kernel_id
+from ksym_plugin import history_modules, history_programs
 from ksym_plugin.history_file import (
     COLUMNS,
     KINDS,
@@ -26,6 +26,7 @@ from ksym_plugin.history_file import (
     signed,
     start_of,
 )
+from ksym_plugin.kernel import identity
 from ksym_plugin.timeline.errors import HistoryError
 from ksym_plugin.timeline.symbols import BPF_MODULE, MODULE
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, Final
 
-    from ksym_plugin.clocks import Instant
+    from ksym_plugin.kernel.clocks import Instant
     from ksym_plugin.timeline.packed import PackedFunctions
     from ksym_plugin.timeline.program import ProgramDetails
     from ksym_plugin.timeline.symbols import Lifetime, Loss
@@ -120,7 +121,7 @@ class HistoryWriter:
         open_sessions = self._database.execute(
             "SELECT writer_pid, writer_start FROM session JOIN boot ON boot.id = boot"
             " WHERE NOT closed AND boot_id = ?",
-            (kernel_id.boot_id() or "",),
+            (identity.boot_id() or "",),
         ).fetchall()
         for pid, started in open_sessions:
             if is_running(pid, started):
@@ -130,14 +131,14 @@ class HistoryWriter:
                 )
 
     def _boot_row(self, text_start: int | None) -> int:
-        values = (kernel_id.boot_id() or "", kernel_id.hostname())
+        values = (identity.boot_id() or "", identity.hostname())
         self._database.execute(
             "INSERT OR IGNORE INTO boot (boot_id, host, release, build_id, text_start)"
             " VALUES (?, ?, ?, ?, ?)",
             (
                 *values,
-                kernel_id.release(),
-                kernel_id.build_id(),
+                identity.release(),
+                identity.build_id(),
                 None if text_start is None else signed(text_start),
             ),
         )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 
-from ksym_plugin import kernel_id
 from ksym_plugin.boots import Session
-from ksym_plugin.clocks import ClockMap, Instant
 from ksym_plugin.history_file import (
     COLUMNS,
     HEARTBEAT,
@@ -21,6 +19,8 @@ from ksym_plugin.history_file import (
 )
 from ksym_plugin.history_modules import Functions
 from ksym_plugin.history_programs import Programs
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.clocks import ClockMap, Instant
 from ksym_plugin.timeline.index import GROUND_SHIFT
 from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
@@ -87,7 +87,7 @@ class Past:
         self.programs.clear()
         #: Address to an answer and from when to when it is known to hold.
         self._steady: dict[int, tuple[int, int, Answer]] = {}
-        here = kernel_id.boot_id() == self.boot.boot_id
+        here = identity.boot_id() == self.boot.boot_id
         self._pages: set[int] = set()
         self._bearing: dict[int, set[int]] = {}
         self._grounds: dict[int, bool] = {}

@@ -11,8 +11,8 @@ from __future__ import annotations
 import select
 import time
 
-from ksym_plugin.clocks import PerfClock
 from ksym_plugin.history_file import HEARTBEAT
+from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.reconcile import REST, differences, heal
 from ksym_plugin.timeline.symbols import Load, Loss, Unload

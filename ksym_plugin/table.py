@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from ksym_plugin.clocks import MONOTONIC, ClockMap
+from ksym_plugin.kernel.clocks import MONOTONIC, ClockMap
 from ksym_plugin.timeline.reconcile import differences
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Final, Union
 
-    from ksym_plugin.clocks import Instant
-    from ksym_plugin.kallsyms import Kallsyms
+    from ksym_plugin.kernel.clocks import Instant
+    from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.timeline.symbols import Symbol
 
     Change = Union[Load, Unload, Loss]

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 
-from ksym_plugin import kernel_id
+from ksym_plugin.kernel import identity
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
 from tests.oracle import probe, truth
@@ -53,7 +53,7 @@ def shipped(folder: str) -> Recording:
         file.write(unpacked("ksym.db"))
     with contextlib.closing(sqlite3.connect(history)) as database, database:
         # Samples without perf's header are named by the running boot's history only.
-        database.execute("UPDATE boot SET boot_id = ?", (kernel_id.boot_id(),))
+        database.execute("UPDATE boot SET boot_id = ?", (identity.boot_id(),))
     after, tally = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(after), contextlib.redirect_stderr(tally):
         handler = Handler(Options(history, None, "text"), None)

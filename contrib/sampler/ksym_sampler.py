@@ -18,9 +18,8 @@ import time
 from collections import Counter
 
 from ksym_hooks import get_plugin_manager, hookimpl, is_frame
-from ksym_plugin import syscalls
-from ksym_plugin.sources.cpus import online_text, parse_cpu_list
-from ksym_plugin.sources.perf_ring import Ring
+from ksym_plugin.kernel import syscalls
+from ksym_plugin.kernel.perf_ring import Ring, online_text, parse_cpu_list
 from ksym_plugin.timeline.errors import KsymError
 
 # enum perf_event_sample_format, the software event cpu-clock, and a flag of the attr

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from ksym_plugin import histories, kernel_id, kernel_text
+from ksym_plugin import histories
 from ksym_plugin.cli.output import plural
-from ksym_plugin.cli.patience import ask
 from ksym_plugin.cli.script import perf_problem
 from ksym_plugin.cli.times import length
-from ksym_plugin.clocks import PerfClock
 from ksym_plugin.history import History
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.bpf_prog import HIDDEN_PROBLEM, HIDDEN_REMEDY, programs
+from ksym_plugin.kernel.clocks import PerfClock
+from ksym_plugin.kernel.worker import ask
 from ksym_plugin.sources import names, open_source
-from ksym_plugin.sources.bpf_programs import HIDDEN_PROBLEM, HIDDEN_REMEDY, programs
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
@@ -119,7 +120,7 @@ def _programs() -> tuple[bool, str, str]:
 
 
 def _kallsyms() -> Check:
-    if kernel_text.start() is None:
+    if identity.start() is None:
         return Check("kallsyms", False, "kernel addresses are hidden", _ADDRESSES)
     return Check("kallsyms", True, "kernel addresses can be read")
 
@@ -152,11 +153,11 @@ def _history(explicit: str | None) -> Check:
 
 
 def _state_of(history: History) -> Check:
-    boot = histories.choose_boot(history, kernel_id.boot_id())
+    boot = histories.choose_boot(history, identity.boot_id())
     if boot is None:
         return Check("history", False, f"{history.path} is empty", "fill it with: ksym record")
     past = history.past(boot)
-    if boot.boot_id != kernel_id.boot_id():
+    if boot.boot_id != identity.boot_id():
         finding = f"{history.path} has nothing of this boot, but of {histories.describe(boot)}"
         return Check("history", False, finding, "record this boot with: ksym record")
     covered = sum(session.covered - session.started for session in past.sessions)

@@ -6,14 +6,14 @@ import contextlib
 
 import click
 
-from ksym_plugin import debuginfod, kernel_id
 from ksym_plugin.cli.output import say
-from ksym_plugin.elf import ElfError, ElfFile, Image
-from ksym_plugin.elf_lines import ImageLines
+from ksym_plugin.kernel import debuginfod, identity
+from ksym_plugin.kernel.dwarf import ImageLines
+from ksym_plugin.kernel.elf import ElfError, ElfFile, Image
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.kallsyms import Kallsyms
+    from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.past import Past
 
 vmlinux = click.option(
@@ -39,7 +39,7 @@ def opened(
     ElfError where the file is of another build. debuginfod is asked only if there is no
     file, lines are wanted and $DEBUGINFOD_URLS is set.
     """
-    build_id = kernel_id.build_id() if known is None else known.boot.build_id
+    build_id = identity.build_id() if known is None else known.boot.build_id
     text_start = None if statics is None else statics.text_start
     if known is not None and known.boot.text_start is not None:
         text_start = known.boot.text_start

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ksym_plugin.cli.output import say
-from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.sources import snapshot
+from ksym_plugin.kernel import snapshot
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.timeline.errors import KallsymsError, SourceError
 from ksym_plugin.timeline.symbols import OUTSIDE_HISTORY, Lifetime
 from ksym_plugin.timeline.timeline import Timeline

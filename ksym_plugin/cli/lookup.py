@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 
-from ksym_plugin import histories, kernel_id
+from ksym_plugin import histories
 from ksym_plugin.cli.output import say
-from ksym_plugin.clocks import PERF, ClockMap, Instant, PerfClock
 from ksym_plugin.history import History
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.clocks import PERF, ClockMap, Instant, PerfClock
 from ksym_plugin.timeline.errors import HistoryError, KsymError
 
 TYPE_CHECKING = False
@@ -29,7 +30,7 @@ def past(explicit: str | None) -> Iterator[Past | None]:
         yield None
         return
     with History(path) as history:
-        boot = histories.choose_boot(history, kernel_id.boot_id())
+        boot = histories.choose_boot(history, identity.boot_id())
         if boot is None:
             raise HistoryError(f"{path} holds nothing yet", "record into it with: ksym record")
         notice = histories.choice_notice(history, boot)
@@ -42,7 +43,7 @@ def past(explicit: str | None) -> Iterator[Past | None]:
 
 
 def is_of_this_boot(known: Past) -> bool:
-    return known.boot.boot_id == kernel_id.boot_id()
+    return known.boot.boot_id == identity.boot_id()
 
 
 def moment(known: Past, at: int | None, clock: str | None) -> int:

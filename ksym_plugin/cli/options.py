@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ksym_plugin.cli.times import point
-from ksym_plugin.clocks import CLOCKS
+from ksym_plugin.kernel.clocks import CLOCKS
 
 history = click.option(
     "-H",

@@ -10,18 +10,19 @@ import time
 
 import click
 
-from ksym_plugin import histories, kernel_text
+from ksym_plugin import histories
 from ksym_plugin.cli import costs
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.cli.stopping import Signals, is_foreground
 from ksym_plugin.cli.times import SECOND, history_size, ring_size, span
 from ksym_plugin.cli.urgency import be_prompt
-from ksym_plugin.clocks import PerfClock
 from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.clocks import PerfClock
+from ksym_plugin.kernel.modules import LISTING
 from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources import AUTO, names, open_source
 from ksym_plugin.sources.details import DetailsProcess
-from ksym_plugin.sources.module_events import LISTING
 from ksym_plugin.sources.modules import Modules
 from ksym_plugin.timeline.errors import KsymError, SourceError
 from ksym_plugin.timeline.symbols import BPF_PROG, MODULE
@@ -151,7 +152,7 @@ def _record(
         clock = PerfClock()
         stack.callback(clock.close)
         is_new = not os.path.exists(output)
-        writer = HistoryWriter(output, source.name, started, kernel_text.start())
+        writer = HistoryWriter(output, source.name, started, identity.start())
         try:
             modules = _modules(stack, writer)
             recorder = Recorder(source, writer, clock, details, modules)

@@ -14,10 +14,10 @@ import sys
 import time
 
 from ksym_plugin.cli import grafting
-from ksym_plugin.cli.children import Child
 from ksym_plugin.cli.grafting import Session
 from ksym_plugin.cli.output import say
 from ksym_plugin.cli.sampled import STOPS, family, is_there, outer_ids
+from ksym_plugin.kernel.worker import Child
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False

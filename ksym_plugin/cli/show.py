@@ -6,11 +6,11 @@ from fnmatch import fnmatchcase
 
 import click
 
-from ksym_plugin import kernel_id
 from ksym_plugin.cli import live, lookup, options
 from ksym_plugin.cli.output import hexadecimal, plural, write_json, write_lines
 from ksym_plugin.cli.times import Dial
 from ksym_plugin.histories import describe
+from ksym_plugin.kernel import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _show_live(past_wanted: bool, clock: str | None, as_json: bool, pattern: str
         symbols = [_symbol(life, dial) for life in found]
         write_json({"history": None, "clock": dial.clock, "symbols": symbols})
         return
-    host, release = kernel_id.hostname(), kernel_id.release()
+    host, release = identity.hostname(), identity.release()
     write_lines((f"live system {host}, Linux {release}, times on the {dial.clock} clock", ""))
     write_lines(_table(found, dial))
 

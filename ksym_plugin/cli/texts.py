@@ -7,11 +7,12 @@ import re
 
 import click
 
-from ksym_plugin import histories, kernel_id
+from ksym_plugin import histories
 from ksym_plugin.cli import live, lookup
 from ksym_plugin.cli.output import say
-from ksym_plugin.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME, ClockMap
 from ksym_plugin.history import History
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME, ClockMap
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.known import Live
 from ksym_plugin.perf.renaming import Renamer
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO, Final
 
-    from ksym_plugin.kallsyms import Kallsyms
+    from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.past import Past
 
 _SIZE: Final = 1 << 20
@@ -121,7 +122,7 @@ def renamer(
 
 def _past(history: History, text: Text, tell: Callable[[str], None]) -> Past:
     """The record of the boot that the text can be from."""
-    here = kernel_id.boot_id()
+    here = identity.boot_id()
     boot = histories.choose_boot(history, here, release=text.release, host=text.host)
     return histories.record_of(history, boot, "text", tell)
 

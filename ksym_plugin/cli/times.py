@@ -6,7 +6,7 @@ import re
 
 import click
 
-from ksym_plugin.clocks import MONOTONIC, PERF, ClockMap
+from ksym_plugin.kernel.clocks import MONOTONIC, PERF, ClockMap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from ksym_plugin import debuginfod
 from ksym_plugin.cli.output import say
-from ksym_plugin.elf import ElfFile, Image
+from ksym_plugin.kernel import debuginfod
+from ksym_plugin.kernel.elf import ElfFile, Image
 from ksym_plugin.perf import data
 from ksym_plugin.perf.vmlinux import VARIABLE
 from ksym_plugin.timeline.errors import KsymError

@@ -7,8 +7,8 @@ sample is counted, and the sample is passed on as perf had it.
 
 from __future__ import annotations
 
-from ksym_plugin.clocks import clock_of_attr
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel.clocks import clock_of_attr
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf import data, known, outputs
 from ksym_plugin.perf.kept import CoreFrames, PassingFrames
 from ksym_plugin.perf.naming import Tally, clean, decide, is_core, nameless_dso, spelled
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Final
 
-    from ksym_plugin.elf import Image
+    from ksym_plugin.kernel.elf import Image
     from ksym_plugin.perf.options import Options
     from ksym_plugin.perf.renaming import Renamer
     from ksym_plugin.perf.vmlinux import KernelLines

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ksym_plugin import histories, kernel_id, kernel_text
+from ksym_plugin import histories
 from ksym_plugin.history import History
+from ksym_plugin.kernel import identity
 from ksym_plugin.perf.output import say
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.symbols import OUTSIDE_HISTORY, UNKNOWN_ADDRESS
@@ -12,7 +13,7 @@ from ksym_plugin.timeline.timeline import Timeline
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ksym_plugin.boots import Boot
-    from ksym_plugin.clocks import ClockMap
+    from ksym_plugin.kernel.clocks import ClockMap
     from ksym_plugin.past import Past
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.timeline.location import Lines
@@ -39,7 +40,7 @@ class Known:
         """Take the record of the boot that the data is from; the history is ours to close."""
         boot = histories.choose_boot(
             history,
-            kernel_id.boot_id(),
+            identity.boot_id(),
             recorded.build_id,
             recorded.release,
             recorded.host,
@@ -48,7 +49,7 @@ class Known:
         # Without a header anything would fit; a live pipe is of this boot, if of any.
         told = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
         anonymous = all(fact is None for fact in told)
-        if boot is not None and anonymous and boot.boot_id != kernel_id.boot_id():
+        if boot is not None and anonymous and boot.boot_id != identity.boot_id():
             boot = None
         self.past = histories.record_of(history, boot, "perf.data", say)
         self.clock_map = self.past.clock_map()
@@ -61,9 +62,9 @@ class Known:
         if not self.is_this_boot:
             say("no history, and the data is of another boot: BPF frames stay as perf has them")
             return
-        from ksym_plugin.clocks import ClockMap, PerfClock
-        from ksym_plugin.sources import snapshot
-        from ksym_plugin.sources.live_lines import LiveLines
+        from ksym_plugin.kernel import snapshot
+        from ksym_plugin.kernel.bpf_lines import LiveLines
+        from ksym_plugin.kernel.clocks import ClockMap, PerfClock
 
         try:
             loads = snapshot.take().loads
@@ -140,6 +141,6 @@ class Live:
 
 def _is_this_boot(recorded: Recorded) -> bool:
     """Whether a perf.data can be of the running kernel; one without a header may well be."""
-    here = (kernel_id.build_id(), kernel_id.release(), kernel_id.hostname(), kernel_text.start())
+    here = (identity.build_id(), identity.release(), identity.hostname(), identity.start())
     there = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
     return all(has is None or had is None or has == had for has, had in zip(here, there))

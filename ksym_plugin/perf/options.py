@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ksym_plugin.clocks import CLOCKS
+from ksym_plugin.kernel.clocks import CLOCKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

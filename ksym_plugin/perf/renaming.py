@@ -7,7 +7,7 @@ microsecond is every nanosecond of that microsecond.
 
 from __future__ import annotations
 
-from ksym_plugin.clocks import PERF
+from ksym_plugin.kernel.clocks import PERF
 from ksym_plugin.perf.naming import (
     clean,
     decide,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Final, Optional
 
-    from ksym_plugin.clocks import ClockMap
-    from ksym_plugin.kallsyms import Kallsyms
+    from ksym_plugin.kernel.clocks import ClockMap
+    from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.perf.text import Header
     from ksym_plugin.timeline.resolver import Past
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ksym_plugin.clocks import clock_of_attr
+from ksym_plugin.kernel.clocks import clock_of_attr
 from ksym_plugin.perf.output import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final
 
-    from ksym_plugin.clocks import ClockMap
+    from ksym_plugin.kernel.clocks import ClockMap
 
 #: A time that nothing covers.
 _OUTSIDE: Final = -1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from ksym_plugin import kernel_id, kernel_text
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf.output import say
 from ksym_plugin.timeline.errors import KsymError
 
@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from ksym_plugin.elf import Image
-    from ksym_plugin.elf_lines import ImageLines
+    from ksym_plugin.kernel.dwarf import ImageLines
+    from ksym_plugin.kernel.elf import Image
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.known import Known
     from ksym_plugin.timeline.packed import Line
@@ -36,15 +36,15 @@ def opened(path: str, recorded: Recorded, known: Known) -> Image | None:
             " run ksym script, or install it for this Python (Debian: python3-pyelftools)"
         )
         return None
-    from ksym_plugin.elf import ElfFile, Image
+    from ksym_plugin.kernel.elf import ElfFile, Image
 
     build_id, text_start = recorded.build_id, recorded.text_start
     if known.boot is not None:
         build_id = build_id or known.boot.build_id
         text_start = text_start or known.boot.text_start
     if known.is_this_boot:
-        build_id = build_id or kernel_id.build_id()
-        text_start = text_start or kernel_text.start()
+        build_id = build_id or identity.build_id()
+        text_start = text_start or identity.start()
     image = Image(ElfFile.kept(path), text_start, build_id, _kallsyms(known))
     if build_id is None or image.file.build_id is None:
         say(f"without a build id there is no telling whether {path} is of this very kernel")
@@ -91,7 +91,7 @@ class KernelLines:
     """
 
     def __init__(self, image: Image) -> None:
-        from ksym_plugin.elf_lines import ImageLines
+        from ksym_plugin.kernel.dwarf import ImageLines
 
         self._lines: ImageLines | None = ImageLines(image)
         self._found: dict[int, Line | None] = {}

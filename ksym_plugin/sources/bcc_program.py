@@ -9,7 +9,7 @@ import sys
 from array import array
 from contextlib import suppress
 
-from ksym_plugin.sources import btf
+from ksym_plugin.kernel import btf
 from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False

@@ -6,7 +6,7 @@ import os
 import struct
 from array import array
 
-from ksym_plugin import syscalls
+from ksym_plugin.kernel import syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

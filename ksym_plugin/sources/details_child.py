@@ -18,12 +18,16 @@ import socket
 import time
 from collections import deque
 
-from ksym_plugin import syscalls
-from ksym_plugin.sources import bpf_programs
-from ksym_plugin.sources.bpf_details import Reader, open_program
-from ksym_plugin.sources.cpus import online_text, parse_cpu_list
-from ksym_plugin.sources.perf_records import PROG_LOAD, BpfEvent, parse
-from ksym_plugin.sources.perf_ring import Ring
+from ksym_plugin.kernel import bpf_prog, syscalls
+from ksym_plugin.kernel.bpf_lines import Reader, open_program
+from ksym_plugin.kernel.perf_ring import (
+    PROG_LOAD,
+    BpfEvent,
+    Ring,
+    online_text,
+    parse,
+    parse_cpu_list,
+)
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.program import GONE, LENGTH, ProgramDetails
 
@@ -75,7 +79,7 @@ class Watch:
         self._online = ""
         self._fresh: deque[int] = deque()
         self._follow_cpus()
-        self._backlog = deque(bpf_programs.program_ids())
+        self._backlog = deque(bpf_prog.program_ids())
         self._last_id = max(self._backlog, default=0)
 
     def run(self) -> None:
@@ -132,7 +136,7 @@ class Watch:
                     self._fresh.append(record.id)
                     self._last_id = max(self._last_id, record.id)
         if lost:
-            for prog_id in bpf_programs.program_ids(self._last_id):
+            for prog_id in bpf_prog.program_ids(self._last_id):
                 self._fresh.append(prog_id)
                 self._last_id = prog_id
 

@@ -7,8 +7,7 @@ import os
 import struct
 from array import array
 
-from ksym_plugin import syscalls
-from ksym_plugin.sources import privileges
+from ksym_plugin.kernel import privileges, syscalls
 from ksym_plugin.sources.ksym_source import KsymSource
 from ksym_plugin.timeline.errors import SourceError
 

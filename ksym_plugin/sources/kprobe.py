@@ -11,9 +11,8 @@ import fcntl
 import os
 from array import array
 
-from ksym_plugin import syscalls
-from ksym_plugin.sources import privileges
-from ksym_plugin.sources.cpus import online_text, parse_cpu_list
+from ksym_plugin.kernel import privileges, syscalls
+from ksym_plugin.kernel.perf_ring import online_text, parse_cpu_list
 from ksym_plugin.sources.ksym_source import KsymSource
 from ksym_plugin.timeline.errors import SourceError
 

@@ -11,10 +11,9 @@ import struct
 import time
 from array import array
 
-from ksym_plugin import syscalls
+from ksym_plugin.kernel import syscalls
+from ksym_plugin.kernel.perf_ring import Ring, online_text, parse_cpu_list
 from ksym_plugin.sources import bpf_maps
-from ksym_plugin.sources.cpus import online_text, parse_cpu_list
-from ksym_plugin.sources.perf_ring import Ring
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

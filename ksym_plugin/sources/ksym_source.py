@@ -8,16 +8,17 @@ import select
 import time
 from contextlib import ExitStack
 
-from ksym_plugin.sources import bpf_maps, prog_info, self_test
+from ksym_plugin.kernel import bpf_prog
+from ksym_plugin.kernel.perf_ring import possible_count
+from ksym_plugin.kernel.snapshot import Taker
+from ksym_plugin.kernel.syscalls import Ticker
+from ksym_plugin.sources import bpf_maps, self_test
 from ksym_plugin.sources.bcc_program import BccProgram
-from ksym_plugin.sources.cpus import possible_count
 from ksym_plugin.sources.ksym_changes import Changes
 from ksym_plugin.sources.ksym_records import ADD, DEL, Record, counts_buffer, parse_counts
 from ksym_plugin.sources.ksym_rings import open_rings
 from ksym_plugin.sources.ksym_streams import Streams, merged
-from ksym_plugin.sources.snapshot import Taker
 from ksym_plugin.sources.source import Source
-from ksym_plugin.sources.ticker import Ticker
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import OOL, Loss
 
@@ -107,7 +108,7 @@ class KsymSource(Source):
     def measure(self) -> None:
         """Have the kernel measure what the probe costs, while the source is open."""
         try:
-            self._stack.callback(os.close, prog_info.measure())
+            self._stack.callback(os.close, bpf_prog.measure())
         except OSError as error:
             raise SourceError(
                 f"the cost of the probe cannot be measured ({error.strerror})",
@@ -119,7 +120,7 @@ class KsymSource(Source):
 
         ``*_ns`` and ``*_runs`` count from ``measure`` on; they are 0 without it.
         """
-        add, delete = (prog_info.read(fd) for fd in self._program.programs)
+        add, delete = (bpf_prog.read(fd) for fd in self._program.programs)
         return {
             "records": self._records,
             "lost": self._lost,
@@ -206,7 +207,7 @@ class KsymSource(Source):
 
     def _misses(self) -> int:
         """How often the kernel did not run the programs, because they were running."""
-        return sum(prog_info.read(fd).misses for fd in self._program.programs)
+        return sum(bpf_prog.read(fd).misses for fd in self._program.programs)
 
 
 def _compiled(flags: list[str], programs: tuple[str, ...]) -> BccProgram:

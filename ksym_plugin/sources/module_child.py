@@ -14,9 +14,8 @@ import sys
 import time
 from bisect import bisect_right
 
-from ksym_plugin import kallsyms_lines as line_of
-from ksym_plugin.kallsyms import PAGE, Kallsyms
-from ksym_plugin.kallsyms_text import KallsymsText
+from ksym_plugin.kernel import kallsyms as line_of
+from ksym_plugin.kernel.kallsyms import PAGE, Kallsyms, KallsymsText
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.packed import pack_functions
 from ksym_plugin.timeline.symbols import MODULE, Symbol
@@ -25,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO, Final, Optional
 
-    from ksym_plugin.elf import ElfFile
+    from ksym_plugin.kernel.elf import ElfFile
     from ksym_plugin.timeline.packed import FunctionRow
 
     #: Name, base address, bytes, sections, build id.
@@ -70,14 +69,14 @@ def answers(questions: list[Question], release: str, kallsyms: str = KALLSYMS) -
 
 def _by_file(question: Question, release: str) -> Answer | None:
     """By the module's file; None where that cannot be used."""
-    from ksym_plugin.sources import module_files
+    from ksym_plugin.kernel import modules
 
     name, base, size, sections, build_id = question
-    path = module_files.path_of(name, release) if sections and build_id else None
+    path = modules.path_of(name, release) if sections and build_id else None
     if path is None:
         return None
     try:
-        file = module_files.read(path, sections, build_id)
+        file = modules.read(path, sections, build_id)
     except (KsymError, ImportError):
         return None
     rows, init = parted(functions_of(file), sections)

@@ -13,16 +13,9 @@ import select
 import time
 from itertools import zip_longest
 
-from ksym_plugin.elf import module_sections
-from ksym_plugin.kernel_id import build_id
-from ksym_plugin.sources.module_events import (
-    LISTING,
-    LOADING,
-    UNLOADING,
-    Listed,
-    Uevents,
-    parse_listing,
-)
+from ksym_plugin.kernel.elf import module_sections
+from ksym_plugin.kernel.identity import build_id
+from ksym_plugin.kernel.modules import LISTING, LOADING, UNLOADING, Listed, Uevents, parse_listing
 from ksym_plugin.sources.module_reader import ModuleReader
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.packed import PackedFunctions

@@ -9,12 +9,12 @@ that the order survives in the times.
 
 from __future__ import annotations
 
-from ksym_plugin.sources.perf_records import KSYMBOL_BPF
+from ksym_plugin.kernel.perf_ring import KSYMBOL_BPF
 from ksym_plugin.timeline.symbols import BPF_PROG, UNNAMED_BPF, bpf_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.sources.perf_records import KSymbol
+    from ksym_plugin.kernel.perf_ring import KSymbol
 
     Live = dict[int, tuple[str, "int | None"]]
 

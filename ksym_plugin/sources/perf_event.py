@@ -14,14 +14,12 @@ import os
 import select
 import time
 
-from ksym_plugin import syscalls
-from ksym_plugin.sources.cpus import online_text, parse_cpu_list
-from ksym_plugin.sources.perf_records import Lost, parse
-from ksym_plugin.sources.perf_ring import Ring
+from ksym_plugin.kernel import syscalls
+from ksym_plugin.kernel.perf_ring import Lost, Ring, online_text, parse, parse_cpu_list
+from ksym_plugin.kernel.snapshot import Taker
+from ksym_plugin.kernel.syscalls import Ticker
 from ksym_plugin.sources.sideband import Sideband
-from ksym_plugin.sources.snapshot import Taker
 from ksym_plugin.sources.source import Source
-from ksym_plugin.sources.ticker import Ticker
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import Loss
 
@@ -29,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from ksym_plugin.sources.perf_records import Record
+    from ksym_plugin.kernel.perf_ring import Record
     from ksym_plugin.sources.source import Change
     from ksym_plugin.timeline.symbols import Load
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 
-from ksym_plugin.sources import bpf_programs, snapshot
-from ksym_plugin.sources.bpf_lines import read_lines
+from ksym_plugin.kernel import bpf_prog, snapshot
+from ksym_plugin.kernel.snapshot import read_lines
 from ksym_plugin.sources.source import Source
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import Load, Loss, Unload
@@ -50,12 +50,12 @@ class PollingSource(Source):
         self._newer_since = self._read_at
         self._count_skipped = False
         #: What is known by id; nothing under it where the program is not JITed.
-        self._programs: dict[int, list[Load]] = {id: [] for id in bpf_programs.program_ids()}
+        self._programs: dict[int, list[Load]] = {id: [] for id in bpf_prog.program_ids()}
         self._last_id = max(self._programs, default=0)
         taken = snapshot.take()
         if taken.limit:
             # Without ids and lengths there is nothing to compare.
-            raise SourceError(bpf_programs.HIDDEN_PROBLEM, bpf_programs.HIDDEN_REMEDY)
+            raise SourceError(bpf_prog.HIDDEN_PROBLEM, bpf_prog.HIDDEN_REMEDY)
         self._images: dict[int, Load] = {}
         for load in taken.loads:
             if load.prog_id is None:
@@ -88,13 +88,13 @@ class PollingSource(Source):
 
     def _new_programs(self) -> tuple[list[Loss], dict[int, list[Load]]]:
         """Programs after the last known id, and a loss for ids that are missing."""
-        listed = bpf_programs.newer_than(self._last_id)
+        listed = bpf_prog.newer_than(self._last_id)
         found = [program for program in listed if program.id not in self._programs]
         now = time.monotonic_ns()
         fresh: dict[int, list[Load]] = {}
         for program in found:
             if program.hidden:
-                self.notes = [f"{bpf_programs.HIDDEN_PROBLEM}; {bpf_programs.HIDDEN_REMEDY}"]
+                self.notes = [f"{bpf_prog.HIDDEN_PROBLEM}; {bpf_prog.HIDDEN_REMEDY}"]
             earliest = max(self._read_at, program.load_time)
             fresh[program.id] = snapshot.program_loads(program, {}, earliest, now)
         if not found:
@@ -117,7 +117,7 @@ class PollingSource(Source):
     def _gone_programs(self, fresh: dict[int, list[Load]]) -> list[Unload]:
         """What of the known programs is not listed any more, before ``fresh`` ones came."""
         before = time.monotonic_ns()
-        listed = list(bpf_programs.program_ids())
+        listed = list(bpf_prog.program_ids())
         now = time.monotonic_ns()
         since, self._listed_at = self._listed_at, before
         self._list_due = now + _REST * (now - before)

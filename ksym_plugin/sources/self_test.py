@@ -10,8 +10,7 @@ import os
 import struct
 from array import array
 
-from ksym_plugin import syscalls
-from ksym_plugin.sources import prog_info
+from ksym_plugin.kernel import bpf_prog, syscalls
 from ksym_plugin.sources.ksym_records import ADD, DEL
 from ksym_plugin.timeline.errors import SourceError
 
@@ -40,7 +39,7 @@ def run(take: Callable[[], list[Record]]) -> bool:
     try:
         fd = _load()
         try:
-            length = prog_info.read(fd).jited_length
+            length = bpf_prog.read(fd).jited_length
             added = _find(take(), ADD)
         finally:
             os.close(fd)

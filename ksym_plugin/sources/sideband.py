@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from ksym_plugin.sources import bpf_programs
-from ksym_plugin.sources.ordering import Event, in_order
-from ksym_plugin.sources.perf_records import (
+from ksym_plugin.kernel import bpf_prog
+from ksym_plugin.kernel.perf_ring import (
     KSYMBOL_BPF,
     KSYMBOL_OOL,
     PROG_LOAD,
@@ -22,6 +21,7 @@ from ksym_plugin.sources.perf_records import (
     BpfEvent,
     KSymbol,
 )
+from ksym_plugin.sources.ordering import Event, in_order
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Final
 
-    from ksym_plugin.sources.bpf_programs import Program
-    from ksym_plugin.sources.perf_records import Record
+    from ksym_plugin.kernel.bpf_prog import Program
+    from ksym_plugin.kernel.perf_ring import Record
 
     #: (start, program id) to the name it was loaded under in the drain at hand.
     Here = dict[tuple[int, int], str]
@@ -64,8 +64,8 @@ class Sideband:
 
     def __init__(
         self,
-        program: Callable[[int], Program | None] = bpf_programs.program,
-        function_names: Callable[[int], list[str]] = bpf_programs.function_names,
+        program: Callable[[int], Program | None] = bpf_prog.program,
+        function_names: Callable[[int], list[str]] = bpf_prog.function_names,
     ) -> None:
         self._program = program
         self._function_names = function_names

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Final, Protocol, Union
 
-    from ksym_plugin.kallsyms import Kallsyms
+    from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.timeline.symbols import Lifetime
     from ksym_plugin.timeline.timeline import Answer
 

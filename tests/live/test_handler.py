@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin import kernel_id
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf import data
 from tests.oracle import procs
 
@@ -123,7 +123,7 @@ def test_the_header_says_what_perf_reads_in_it(tmp_path: Path, options: list[str
     ids = procs.run(["perf", "buildid-list", "-i", path], 60).out
     kernel = re.search(r"^([0-9a-f]+) \[kernel\.kallsyms\]$", ids, re.MULTILINE)
     assert kernel is not None
-    assert found.build_id == kernel[1] == kernel_id.build_id()
+    assert found.build_id == kernel[1] == identity.build_id()
     assert found.text_start == Kallsyms.load().text_start
     assert found.width == len("cpu-clock")
 

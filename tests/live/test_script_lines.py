@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin import kernel_id
+from ksym_plugin.kernel import identity
 from tests.live import conftest
 from tests.oracle import compiled, procs
 
@@ -190,7 +190,7 @@ def vmlinux(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int, int]:
             address, _, name = line.split()[:3]
             if name in ("_text", "_etext"):
                 marks[name] = int(address, 16)
-    build_id = kernel_id.build_id()
+    build_id = identity.build_id()
     if len(marks) < 2 or not marks["_text"] or build_id is None:
         conftest._stop(conftest.LACK, "this kernel does not tell its extent and build id")
     start, end = marks["_text"], marks["_etext"]

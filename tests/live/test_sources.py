@@ -15,7 +15,8 @@ import time
 
 import pytest
 
-from ksym_plugin.sources import open_source, perf_ring
+from ksym_plugin.kernel import perf_ring
+from ksym_plugin.sources import open_source
 from ksym_plugin.timeline.symbols import Load, Loss, Unload
 from tests.oracle import procs
 

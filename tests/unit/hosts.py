@@ -12,8 +12,8 @@ import threading
 import time
 
 from ksym_hooks import hookimpl
+from ksym_plugin.kernel.syscalls import Ticker
 from ksym_plugin.sources import Source
-from ksym_plugin.sources.ticker import Ticker
 from tests.unit.helpers import BASE, load, unload
 
 SLOTS = 50

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin import kernel_id
-from ksym_plugin.clocks import ClockMap, Instant
 from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.clocks import ClockMap, Instant
 from ksym_plugin.perf.annotate import Annotator
 from ksym_plugin.perf.lines import LONGEST
 from ksym_plugin.perf.renaming import Renamer
@@ -400,7 +400,7 @@ def test_a_header_says_which_history_fits(recorded: str) -> None:
     out, err = ksym("annotate", "-H", recorded, "--clock", "monotonic").communicate(text, 60)
     assert (out, err.count(b"\n")) == (b"", 1)
     assert b"no record of the kernel this text is from" in err
-    host, release = kernel_id.hostname(), kernel_id.release()
+    host, release = identity.hostname(), identity.release()
     text = f"# hostname : {host}\n# os release : {release}\n".encode() + sample("5.500000")
     out, _ = ksym("annotate", "-H", recorded, "--clock", "monotonic").communicate(text, 60)
     assert out == text.replace(LINE, NAMED % A.encode())

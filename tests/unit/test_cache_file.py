@@ -12,9 +12,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin import cache_file, elf, line_answers
-from ksym_plugin.elf import ElfError, ElfFile
-from ksym_plugin.line_answers import Answers
+from ksym_plugin.kernel import cache as cache_module
+from ksym_plugin.kernel import dwarf, elf
+from ksym_plugin.kernel.dwarf import Answers
+from ksym_plugin.kernel.elf import ElfError, ElfFile
 from ksym_plugin.timeline.packed import Line
 from tests.unit.elf_files import NOTYPE, TEXT, Sym, vmlinux
 
@@ -39,7 +40,7 @@ ADDRESSES = [TEXT, TEXT + 0x105, TEXT + 0x1010, TEXT + 0x1030, TEXT + 0x2000, TE
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache_file, "SETTLED_NS", 0)
+    monkeypatch.setattr(cache_module, "SETTLED_NS", 0)
     return tmp_path / "cache" / "ksym-plugin" / "elf"
 
 
@@ -71,16 +72,16 @@ def answers(file: ElfFile) -> list[object]:
 
 
 def test_what_was_stored_is_loaded() -> None:
-    assert cache_file.load("kind", OF, 3) is None
-    cache_file.store("kind", OF, PARTS)
-    assert cache_file.load("kind", OF, 3) == PARTS
-    assert cache_file.load("kind", OF, 2) is None
-    assert cache_file.load("kind", (*OF[:4], 6), 3) is None
-    assert cache_file.load("other", OF, 3) is None
+    assert cache_module.load("kind", OF, 3) is None
+    cache_module.store("kind", OF, PARTS)
+    assert cache_module.load("kind", OF, 3) == PARTS
+    assert cache_module.load("kind", OF, 2) is None
+    assert cache_module.load("kind", (*OF[:4], 6), 3) is None
+    assert cache_module.load("other", OF, 3) is None
 
 
 def test_nobody_else_may_read_it(cache: Path) -> None:
-    cache_file.store("kind", OF, PARTS)
+    cache_module.store("kind", OF, PARTS)
     (entry,) = cache.iterdir()
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert stat.S_IMODE(entry.stat().st_mode) == 0o600
@@ -102,7 +103,7 @@ def test_a_file_is_read_once_until_it_changes(image: str, reads: list[str], tmp_
 def test_a_file_that_was_just_written_is_not_kept(
     image: str, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_file, "SETTLED_NS", 1 << 62)
+    monkeypatch.setattr(cache_module, "SETTLED_NS", 1 << 62)
     for _ in range(2):
         assert ElfFile.kept(image).find(TEXT + 0x1000) is not None
     assert reads == [image] * 2
@@ -140,8 +141,8 @@ def test_a_damaged_entry_is_none_and_written_anew(
 
 
 def entry_of(image: str, kind: str = "symbols") -> str:
-    of = cache_file.identity(image)
-    return os.path.join(cache_file.folder(), f"{kind}-{of[0]:x}-{of[1]:x}.kept")
+    of = cache_module.identity(image)
+    return os.path.join(cache_module.folder(), f"{kind}-{of[0]:x}-{of[1]:x}.kept")
 
 
 def entry_bytes(path: str) -> bytes:
@@ -174,7 +175,7 @@ def test_a_forged_entry_gives_no_wrong_lengths(
     parts += [packed(row, width) for row, width in zip(words, (8, 8, 4, 8, 4, 8))]
     parts.append(data.draw(st.sampled_from([b"ab\0cd\0\xff\0", b"ab\0cd\0\0\0", b"abcdefgh", b""])))
     parts[data.draw(st.integers(2, 7))] += data.draw(st.sampled_from([b"", b"", b"", b"x"]))
-    cache_file.store("symbols", cache_file.identity(str(image)), parts)
+    cache_module.store("symbols", cache_module.identity(str(image)), parts)
     file = ElfFile.kept(str(image))
     for address in [*ADDRESSES, *range(TEXT, TEXT + 50), 0, (1 << 64) - 1]:
         found = file.find(address)
@@ -188,7 +189,7 @@ def test_a_forged_entry_gives_no_wrong_lengths(
 def test_forged_lines_are_lines_or_none(
     parts: list[bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    cache_file.store("lines", OF, parts)
+    cache_module.store("lines", OF, parts)
     for line in Answers(OF).known.values():
         assert line is None or line.line > 0
 
@@ -211,7 +212,7 @@ def test_lines_are_kept_with_those_of_before() -> None:
 
 
 def test_only_so_many_lines_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_answers, "MOST", 2)
+    monkeypatch.setattr(dwarf, "MOST", 2)
     answers = Answers(OF)
     for address in range(5):
         answers.add(address, None)
@@ -244,15 +245,15 @@ def test_a_full_disk_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch
         return open("/dev/full", mode)
 
     monkeypatch.setattr(os, "fdopen", full)
-    cache_file.store("kind", OF, PARTS)
+    cache_module.store("kind", OF, PARTS)
     assert list(cache.iterdir()) == []
 
 
 def test_another_user_s_entry_is_none(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    cache_file.store("kind", OF, PARTS)
+    cache_module.store("kind", OF, PARTS)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert cache_file.load("kind", OF, 3) is None
-    cache_file.store("other", OF, PARTS)
+    assert cache_module.load("kind", OF, 3) is None
+    cache_module.store("other", OF, PARTS)
     assert len(list(cache.iterdir())) == 1
 
 
@@ -278,40 +279,40 @@ def test_a_folder_that_is_not_absolute_is_ignored(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", value)
-    cache_file.store("kind", OF, PARTS)
+    cache_module.store("kind", OF, PARTS)
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
-    assert cache_file.load("kind", OF, 3) == PARTS
+    assert cache_module.load("kind", OF, 3) == PARTS
 
 
 def test_a_link_is_no_folder_of_one_s_own(cache: Path, tmp_path: Path) -> None:
     cache.parent.mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     cache.symlink_to(tmp_path / "elsewhere")
-    cache_file.store("kind", OF, PARTS)
+    cache_module.store("kind", OF, PARTS)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_what_is_oldest_goes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_file, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(cache_module, "MOST_ENTRIES", 3)
     cache.mkdir(parents=True)
     (cache / "theirs").write_bytes(b"")
     os.utime(cache / "theirs", (0, 0))
     for number in range(5):
-        cache_file.store("kind", (number, *OF[1:]), PARTS)
+        cache_module.store("kind", (number, *OF[1:]), PARTS)
         os.utime(cache / f"kind-{number:x}-2.kept", (number, number))
     assert {entry.name for entry in cache.iterdir()} == {f"kind-{n}-2.kept" for n in (2, 3, 4)} | {
         "theirs"
     }
-    monkeypatch.setattr(cache_file, "MOST_BYTES", 2500)
-    cache_file.store("big", OF, [bytes(1000)])
+    monkeypatch.setattr(cache_module, "MOST_BYTES", 2500)
+    cache_module.store("big", OF, [bytes(1000)])
     assert {entry.name for entry in cache.iterdir()} == {
         "big-1-2.kept",
         "kind-4-2.kept",
         "kind-3-2.kept",
         "theirs",
     }
-    cache_file.store("huge", OF, [bytes(1500)])
-    assert cache_file.load("huge", OF, 1) is None
+    cache_module.store("huge", OF, [bytes(1500)])
+    assert cache_module.load("huge", OF, 1) is None
 
 
 def test_writers_at_once_leave_one_whole_entry(cache: Path) -> None:
@@ -321,15 +322,15 @@ def test_writers_at_once_leave_one_whole_entry(cache: Path) -> None:
     def write(parts: list[bytes]) -> None:
         start.wait()
         for _ in range(10):
-            cache_file.store("kind", OF, parts)
-            assert cache_file.load("kind", OF, 1) in contents
+            cache_module.store("kind", OF, parts)
+            assert cache_module.load("kind", OF, 1) in contents
 
     threads = [threading.Thread(target=write, args=[parts]) for parts in contents]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert cache_file.load("kind", OF, 1) in contents
+    assert cache_module.load("kind", OF, 1) in contents
     assert len(list(cache.iterdir())) == 1
 
 

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ksym_plugin import histories, kernel_id
+from ksym_plugin import histories
 from ksym_plugin.cli import cli, live, script
-from ksym_plugin.cli.patience import ask
-from ksym_plugin.clocks import Instant
 from ksym_plugin.history_writer import HistoryWriter
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.clocks import Instant
+from ksym_plugin.kernel.kallsyms import Kallsyms
+from ksym_plugin.kernel.worker import ask
 from ksym_plugin.timeline.symbols import BPF_PROG, NOT_LOADED, Load, Loss, Symbol, Unload
 from ksym_plugin.timeline.timeline import Timeline
 
@@ -64,7 +65,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KSYM_HISTORY", raising=False)
     monkeypatch.setattr(histories, "SYSTEM", str(tmp_path / "system.db"))
-    monkeypatch.setattr(kernel_id, "boot_id", lambda: THIS_BOOT)
+    monkeypatch.setattr(identity, "boot_id", lambda: THIS_BOOT)
     monkeypatch.setattr(Kallsyms, "load", lambda: Kallsyms.parse(KALLSYMS))
     return tmp_path
 
@@ -174,9 +175,9 @@ def test_resolve_refuses_what_is_no_address(word: str) -> None:
 
 
 def test_static_names_are_of_one_boot_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_id, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(identity, "boot_id", lambda: "another boot")
     write("ksym.db")
-    monkeypatch.setattr(kernel_id, "boot_id", lambda: THIS_BOOT)
+    monkeypatch.setattr(identity, "boot_id", lambda: THIS_BOOT)
     result = ksym("resolve", "--at", "164", "ffffffff81000044", hex(BASE))
     assert "schedule" not in result.stdout and NEW in result.stdout
     assert "only BPF symbols have names here" in result.stderr
@@ -254,9 +255,9 @@ def test_show_json_has_all_there_is() -> None:
 
 
 def test_a_killed_recorder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_id, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(identity, "boot_id", lambda: "another boot")
     write("ksym.db", close=False)
-    monkeypatch.setattr(kernel_id, "boot_id", lambda: THIS_BOOT)
+    monkeypatch.setattr(identity, "boot_id", lambda: THIS_BOOT)
     result = ksym("show")
     assert "99.000000 to 199.000000  made up, recorder killed" in result.stdout
     assert "killed" in result.stderr
@@ -275,9 +276,9 @@ def test_names_cannot_command_the_terminal() -> None:
 
 def test_several_boots_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     write("ksym.db")
-    monkeypatch.setattr(kernel_id, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(identity, "boot_id", lambda: "another boot")
     write("ksym.db")
-    monkeypatch.setattr(kernel_id, "boot_id", lambda: THIS_BOOT)
+    monkeypatch.setattr(identity, "boot_id", lambda: THIS_BOOT)
     result = ksym("show", "--at", "120")
     assert "holds 2 boots" in result.stderr and f"boot {THIS_BOOT[:8]}" in result.stderr
     assert f"boot {THIS_BOOT[:8]}" in result.stdout

@@ -7,9 +7,10 @@ import os
 
 import pytest
 
-from ksym_plugin import histories, kernel_id
+from ksym_plugin import histories
 from ksym_plugin.history import History
 from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.kernel import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> History:
     for number, values in enumerate(BOOTS):
         names = ("boot_id", "build_id", "release", "hostname")
         for name, value in zip(names, values):
-            monkeypatch.setattr(kernel_id, name, lambda value=value: value)
+            monkeypatch.setattr(identity, name, lambda value=value: value)
         HistoryWriter(path, "made up", number, None).close(number + 10)
     return History(path)
 

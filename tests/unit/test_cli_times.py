@@ -6,7 +6,7 @@ import click
 import pytest
 
 from ksym_plugin.cli import times
-from ksym_plugin.clocks import ClockMap, Instant
+from ksym_plugin.kernel.clocks import ClockMap, Instant
 
 
 @pytest.mark.parametrize(

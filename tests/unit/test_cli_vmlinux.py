@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from ksym_plugin import kernel_id
 from ksym_plugin.history_writer import HistoryWriter
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from tests.unit.elf_files import NOTYPE, TEXT, Sym, vmlinux
 from tests.unit.test_cli import ksym, place, refused
 
@@ -24,7 +24,7 @@ HIDDEN = b"0000000000000000 T _text\n"
 
 @pytest.fixture(autouse=True)
 def image(place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(kernel_id, "build_id", lambda: "1234")
+    monkeypatch.setattr(identity, "build_id", lambda: "1234")
     monkeypatch.delenv("DEBUGINFOD_URLS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     symbols = [Sym("_text", TEXT, 0, NOTYPE), Sym("do_work", TEXT + 0x1000, 0x20)]
@@ -57,12 +57,12 @@ def test_where_kallsyms_is_hidden_the_history_s_offset_does(
 
 def test_a_history_of_another_boot_has_its_own_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     record(TEXT + KASLR)
-    monkeypatch.setattr(kernel_id, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(identity, "boot_id", lambda: "another boot")
     assert names("--vmlinux", "vmlinux", *WORDS) == ["do_work", None]
 
 
 def test_another_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_id, "build_id", lambda: "99")
+    monkeypatch.setattr(identity, "build_id", lambda: "99")
     record(TEXT + KASLR)
     refused(ksym("resolve", "--vmlinux", "vmlinux", *WORDS), "another kernel", "1234", "99")
 

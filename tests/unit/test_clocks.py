@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin import clocks, syscalls
-from ksym_plugin.clocks import (
+from ksym_plugin.kernel import clocks, syscalls
+from ksym_plugin.kernel.clocks import (
     BOOTTIME,
     MONOTONIC,
     PERF,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin import debuginfod
-from ksym_plugin.elf import ElfError
+from ksym_plugin.kernel import debuginfod
+from ksym_plugin.kernel.elf import ElfError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

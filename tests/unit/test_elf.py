@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin import cache_file, elf_lines
-from ksym_plugin.elf import ElfError, ElfFile, Image
-from ksym_plugin.elf_lines import ImageLines
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel import cache as cache_module
+from ksym_plugin.kernel import dwarf
+from ksym_plugin.kernel.dwarf import ImageLines
+from ksym_plugin.kernel.elf import ElfError, ElfFile, Image
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.timeline.packed import Line
 from ksym_plugin.timeline.symbols import UNKNOWN_ADDRESS, Reason, Symbol
 from tests.unit.elf_files import (
@@ -342,7 +343,7 @@ def first_line(path: Path) -> Line | None:
 
 
 def test_lines_once_told_need_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_file, "SETTLED_NS", 0)
+    monkeypatch.setattr(cache_module, "SETTLED_NS", 0)
     path = linked(tmp_path, "gcc", "-g")
     wanted = first_line(path)
     assert wanted is not None
@@ -351,7 +352,7 @@ def test_lines_once_told_need_no_file(tmp_path: Path, monkeypatch: pytest.Monkey
         raise AssertionError
 
     image = Image(ElfFile(str(path)), TEXT + KASLR, None)
-    monkeypatch.setattr(elf_lines, "opened", unwanted)
+    monkeypatch.setattr(dwarf, "opened", unwanted)
     lines = ImageLines(image)
     assert lines.exist
     found = lines.line(TEXT + KASLR)

@@ -24,8 +24,8 @@ SECONDS, BYTES = 30, 1 << 30
 SIZE = 300_000
 READ = """
 import sys
-from ksym_plugin.elf import ElfError, ElfFile, Image
-from ksym_plugin.elf_lines import ImageLines
+from ksym_plugin.kernel.elf import ElfError, ElfFile, Image
+from ksym_plugin.kernel.dwarf import ImageLines
 try:
     image = Image(ElfFile(sys.argv[1]), int(sys.argv[2]), None)
     lines = ImageLines(image)
@@ -262,8 +262,8 @@ def test_what_is_endless_is_bounded(make: object, tmp_path: Path) -> None:
 
 def test_a_file_put_together_by_hand_has_its_line(tmp_path: Path) -> None:
     """Else the files here could all be refused for the wrong reason."""
-    from ksym_plugin.elf import ElfFile, Image
-    from ksym_plugin.elf_lines import ImageLines
+    from ksym_plugin.kernel.dwarf import ImageLines
+    from ksym_plugin.kernel.elf import ElfFile, Image
 
     for version, tables in ((5, V5), (4, V4), (2, V4)):
         line = line_header(5, V5, ROWS) if version == 5 else plain(version, tables)

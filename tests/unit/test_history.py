@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin import kernel_id
 from ksym_plugin.boots import Boot
-from ksym_plugin.clocks import Instant
 from ksym_plugin.history import History
 from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.clocks import Instant
 from ksym_plugin.past import Past
 from ksym_plugin.timeline.symbols import (
     BPF_PROG,
@@ -211,8 +211,8 @@ def test_look_up_never_crosses_a_boot_or_a_host(
 ) -> None:
     path = str(tmp_path / "h.db")
     for number, (boot, host) in enumerate([("b1", "one"), ("b1", "two"), ("b2", "one")]):
-        monkeypatch.setattr(kernel_id, "boot_id", lambda boot=boot: boot)
-        monkeypatch.setattr(kernel_id, "hostname", lambda host=host: host)
+        monkeypatch.setattr(identity, "boot_id", lambda boot=boot: boot)
+        monkeypatch.setattr(identity, "hostname", lambda host=host: host)
         record(path, [load(BASE, 64, f"bpf_prog_{number:016x}_p", 10 * number)], covered=100)
     with History(path) as history:
         boots = history.boots()

@@ -11,7 +11,7 @@ import pytest
 from ksym_plugin.history import History
 from ksym_plugin.history_file import query
 from ksym_plugin.history_writer import HistoryWriter
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.past import Past
 from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
 from ksym_plugin.timeline.resolver import Resolver

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin import kernel_id
-from ksym_plugin.clocks import Instant
 from ksym_plugin.history import History
 from ksym_plugin.history_file import HEARTBEAT
 from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.clocks import Instant
 from ksym_plugin.past import Past
 from ksym_plugin.timeline.errors import HistoryError
 from ksym_plugin.timeline.symbols import AMONG_BPF, GRACE, OUTSIDE_HISTORY, Lifetime, Loss
@@ -146,7 +146,7 @@ def test_other_boots_writer_and_lifetimes_do_not_count(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process of an earlier boot may have had the number of a living one."""
-    monkeypatch.setattr(kernel_id, "boot_id", lambda: "an earlier one")
+    monkeypatch.setattr(identity, "boot_id", lambda: "an earlier one")
     writer = HistoryWriter(path, "test", 1, None)
     writer.note(new_lifetime(1))
     writer.commit(10)
@@ -246,7 +246,7 @@ def test_forget_drops_what_ended_and_no_longer_covers_it(path: str) -> None:
 def test_shrink_drops_earlier_boots_first_then_what_ended_first(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_id, "boot_id", lambda: "an earlier one")
+    monkeypatch.setattr(identity, "boot_id", lambda: "an earlier one")
     earlier = HistoryWriter(path, "test", 1, None)
     for number in range(200):
         earlier.note(new_lifetime(number))
@@ -266,7 +266,7 @@ def test_shrink_drops_earlier_boots_first_then_what_ended_first(
     writer.close(5000)
     with History(path) as history:
         past = only_past(history)
-        assert past.boot.boot_id == kernel_id.boot_id()
+        assert past.boot.boot_id == identity.boot_id()
         assert len(past.lifetimes()) == 1000
         assert {one.unloaded_latest for one in past.lifetimes()} == {None}
         assert past.at(BASE, 500) == (None, OUTSIDE_HISTORY)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.timeline import symbols
 from ksym_plugin.timeline.errors import KallsymsError
 
@@ -233,7 +233,7 @@ def test_a_file_without_symbols_is_an_error(tmp_path: Path, content: bytes) -> N
 
 
 def test_a_file_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ksym_plugin.kallsyms_text.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("ksym_plugin.kernel.kallsyms.MAX_BYTES", 1 << 20)
     with pytest.raises(KallsymsError, match=r"larger than .*; name a copy"):
         Kallsyms.load("/dev/zero", modules=None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.timeline import symbols
 from ksym_plugin.timeline.errors import KallsymsError
 

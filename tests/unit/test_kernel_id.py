@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin import kernel_id
+from ksym_plugin.kernel import identity
 
 ID = bytes(range(0xE0, 0xF4))
 
@@ -28,8 +28,8 @@ def note(kind: int, name: bytes, description: bytes) -> bytes:
 
 def test_the_build_id_among_other_notes() -> None:
     notes = note(6, b"Linux\0", b"\1") + note(3, b"Xen\0", b"\2" * 8) + note(3, b"GNU\0", ID)
-    assert kernel_id.build_id_of(notes) == ID.hex()
-    assert kernel_id.build_id_of(notes + note(3, b"GNU\0", b"\3" * 20)) == ID.hex()
+    assert identity.build_id_of(notes) == ID.hex()
+    assert identity.build_id_of(notes + note(3, b"GNU\0", b"\3" * 20)) == ID.hex()
 
 
 @pytest.mark.parametrize(
@@ -44,24 +44,24 @@ def test_the_build_id_among_other_notes() -> None:
     ],
 )
 def test_no_build_id(notes: bytes) -> None:
-    assert kernel_id.build_id_of(notes) is None
+    assert identity.build_id_of(notes) is None
 
 
 @given(st.binary(max_size=200))
 def test_no_notes_make_it_raise(notes: bytes) -> None:
-    found = kernel_id.build_id_of(notes)
+    found = identity.build_id_of(notes)
     assert found is None or bytes.fromhex(found) in notes
 
 
 def test_missing_files(tmp_path: Path) -> None:
-    assert kernel_id.build_id(str(tmp_path / "notes")) is None
-    assert kernel_id.boot_id(str(tmp_path / "boot_id")) is None
+    assert identity.build_id(str(tmp_path / "notes")) is None
+    assert identity.boot_id(str(tmp_path / "boot_id")) is None
 
 
 def test_this_kernel() -> None:
-    assert kernel_id.release() == Path("/proc/sys/kernel/osrelease").read_text().strip()
-    assert kernel_id.hostname() == Path("/proc/sys/kernel/hostname").read_text().strip()
-    boot = kernel_id.boot_id()
+    assert identity.release() == Path("/proc/sys/kernel/osrelease").read_text().strip()
+    assert identity.hostname() == Path("/proc/sys/kernel/hostname").read_text().strip()
+    boot = identity.boot_id()
     assert boot is not None
     assert str(uuid.UUID(boot)) == boot
 
@@ -79,7 +79,7 @@ def test_this_kernels_build_id_as_readelf_sees_it(tmp_path: Path) -> None:
     flags = "--set-section-flags=.note.x=alloc,readonly"
     subprocess.run(["objcopy", f"--add-section=.note.x={raw}", flags, empty, image], check=True)
     said = subprocess.run(["readelf", "-n", image], capture_output=True, text=True, check=True)
-    found = kernel_id.build_id()
+    found = identity.build_id()
     if found is None:
         assert "Build ID" not in said.stdout
     else:

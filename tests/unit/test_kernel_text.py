@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin import kernel_text
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.kallsyms import Kallsyms
 
 TEXT, STEXT = 0xFFFF_FFFF_8100_0000, 0xFFFF_FFFF_8100_0010
 PER_CPU = "0000000000000000 A fixed_percpu_data\n0000000000001000 A cpu_debug_store\n"
@@ -18,7 +18,7 @@ REST = "ffffffff81000110 t early_setup_idt\nffffffff82200000 T _etext\n"
 def start_of(tmp_path: Path, content: str | bytes) -> int | None:
     path = tmp_path / "kallsyms"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return kernel_text.start(str(path))
+    return identity.start(str(path))
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_a_file_without_end_is_not_read_to_it(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    assert kernel_text.start(str(tmp_path / "none")) is None
-    assert kernel_text.start(str(tmp_path)) is None
+    assert identity.start(str(tmp_path / "none")) is None
+    assert identity.start(str(tmp_path)) is None
 
 
 def test_this_kernel() -> None:
     if not os.path.exists("/proc/kallsyms"):
         pytest.skip("no /proc/kallsyms here")
-    assert kernel_text.start() == Kallsyms.load().text_start
+    assert identity.start() == Kallsyms.load().text_start

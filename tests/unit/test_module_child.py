@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.elf import ElfError
-from ksym_plugin.sources import module_child, module_files, module_reader
+from ksym_plugin.kernel import modules
+from ksym_plugin.kernel.elf import ElfError
+from ksym_plugin.sources import module_child, module_reader
 from ksym_plugin.sources.module_reader import ModuleReader
 from ksym_plugin.timeline.packed import PackedFunctions
 from tests.unit.elf_files import LOCAL, WEAK, Sym, vmlinux
@@ -66,10 +67,10 @@ def test_functions_are_those_of_the_file_at_its_sections(
 ) -> None:
     pytest.importorskip("elftools")
     file = laid_out(tmp_path, name, pack(vmlinux(SYMBOLS, 0x400, type=1)))  # type: ignore[operator]
-    path = module_files.path_of("my_mod", "6.0-test", str(tmp_path))
+    path = modules.path_of("my_mod", "6.0-test", str(tmp_path))
     assert path == str(file)
     assert path is not None
-    rows = module_child.functions_of(module_files.read(path, SECTIONS, "1234"))
+    rows = module_child.functions_of(modules.read(path, SECTIONS, "1234"))
     assert rows == [
         (BASE, 0x30, "first"),
         (BASE, 0x30, "weak_first"),
@@ -85,7 +86,7 @@ def test_a_file_is_used_only_if_it_is_what_was_loaded(tmp_path: Path) -> None:
     path = str(laid_out(tmp_path, "m.ko", vmlinux(SYMBOLS, 0x400, type=1)))
     for build_id in ("123456", None):
         with pytest.raises(ElfError, match="not what was loaded"):
-            module_files.read(path, SECTIONS, build_id)
+            modules.read(path, SECTIONS, build_id)
 
 
 def test_init_code_is_told_apart() -> None:
@@ -101,13 +102,13 @@ def test_what_cannot_be_unpacked_is_an_error(tmp_path: Path, name: str) -> None:
     pytest.importorskip("elftools")
     path = str(laid_out(tmp_path, name, b"neither packed nor a module"))
     with pytest.raises(ElfError):
-        module_files.read(path, SECTIONS, "1234")
+        modules.read(path, SECTIONS, "1234")
 
 
 def test_a_module_from_elsewhere_has_no_file(tmp_path: Path) -> None:
     laid_out(tmp_path, "m.ko", b"")
-    assert module_files.path_of("own", "6.0-test", str(tmp_path)) is None
-    assert module_files.path_of("m", "6.1-test", str(tmp_path)) is None
+    assert modules.path_of("own", "6.0-test", str(tmp_path)) is None
+    assert modules.path_of("m", "6.1-test", str(tmp_path)) is None
 
 
 def test_kallsyms_tells_up_to_the_first_line_of_bpf() -> None:

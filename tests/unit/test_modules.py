@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.sources import module_events
+from ksym_plugin.kernel import modules
+from ksym_plugin.kernel.modules import Uevents, parse, parse_listing
 from ksym_plugin.sources import modules as modules_source
-from ksym_plugin.sources.module_events import Uevents, parse, parse_listing
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
 from ksym_plugin.timeline.symbols import MODULE, Lifetime, Load, Loss, Symbol, Unload
@@ -355,7 +355,7 @@ def test_uevents_that_cannot_be_had_leave_nothing_open(
     def fail(_: socket.socket) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(module_events, step, fail)
+    monkeypatch.setattr(modules, step, fail)
     before = fds()
     with pytest.raises(SourceError, match="cannot be listened to"):
         Uevents()
@@ -453,7 +453,7 @@ def test_of_what_is_up_at_the_start_init_code_is_not_asked_for(host: Host) -> No
 def test_what_is_not_about_modules_wakes_nobody() -> None:
     sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with sender, receiver:
-        module_events.listen_to_modules(receiver)
+        modules.listen_to_modules(receiver)
         for event in (
             b"add@/devices/virtual/net/veth1\0ACTION=add\0",
             b"add@/module/a\0ACTION=add\0",

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ksym_plugin import kernel_id
-from ksym_plugin.clocks import MONOTONIC, Instant
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.clocks import MONOTONIC, Instant
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf import starting as module
 from ksym_plugin.perf.data import Recorded
 from ksym_plugin.perf.handler import Handler
@@ -458,7 +458,7 @@ def test_the_history_of_another_kernel_is_refused(
     from ksym_plugin.history_writer import HistoryWriter
 
     path = str(tmp_path / "ksym.db")
-    monkeypatch.setattr(kernel_id, "build_id", lambda *_: "ab" * 20)
+    monkeypatch.setattr(identity, "build_id", lambda *_: "ab" * 20)
     HistoryWriter(path, "test", 0, CORE).close(HOUR)
     monkeypatch.setattr(module.data, "read", lambda _: recorded(**known))
     with pytest.raises(SystemExit) as stopped:
@@ -517,7 +517,7 @@ def live(name: str, since: tuple[int, int], start: int = BASE) -> Load:
 def open_live(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *loads: Load
 ) -> Run:
-    from ksym_plugin.sources import snapshot
+    from ksym_plugin.kernel import snapshot
 
     class Taken:
         def __init__(self) -> None:

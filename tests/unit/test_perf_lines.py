@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.clocks import MONOTONIC
 from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import text
 from ksym_plugin.perf.annotate import Annotator
 from ksym_plugin.perf.handler import Handler
@@ -359,7 +359,7 @@ def test_a_sample_in_a_helper_counts_for_the_line_that_called_it(run) -> None:
 def test_the_live_system_s_lines(
     run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ksym_plugin.sources import live_lines, snapshot
+    from ksym_plugin.kernel import bpf_lines, snapshot
     from ksym_plugin.timeline.packed import Line
 
     class Lines:
@@ -369,7 +369,7 @@ def test_the_live_system_s_lines(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KSYM_HISTORY", raising=False)
     monkeypatch.setattr("ksym_plugin.histories.SYSTEM", str(tmp_path / "none.db"))
-    monkeypatch.setattr(live_lines, "LiveLines", Lines)
+    monkeypatch.setattr(bpf_lines, "LiveLines", Lines)
     taken = snapshot.Snapshot([load(BASE, 64, MAIN, SECOND, 7)], "")
     monkeypatch.setattr(snapshot, "take", lambda: taken)
     out = run("text", at(5, BASE + 8, BASE + 8), lines=True, history=None)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.clocks import MONOTONIC
 from ksym_plugin.history import History
+from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import text
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.naming import Tally, decide, is_module

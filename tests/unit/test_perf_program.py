@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin import kernel_id
+from ksym_plugin.kernel import identity
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.text import Header
@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "before.txt").write_bytes(demo.unpacked("before.txt"))
     (folder / "ksym.db").write_bytes(demo.unpacked("ksym.db"))
     with contextlib.closing(sqlite3.connect(folder / "ksym.db")) as database, database:
-        database.execute("UPDATE boot SET boot_id = ?", (kernel_id.boot_id(),))
+        database.execute("UPDATE boot SET boot_id = ?", (identity.boot_id(),))
     return folder
 
 

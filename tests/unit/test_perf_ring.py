@@ -7,8 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.sources.perf_records import BpfEvent, KSymbol, Lost, parse
-from ksym_plugin.sources.perf_ring import unrolled
+from ksym_plugin.kernel.perf_ring import BpfEvent, KSymbol, Lost, parse, unrolled
 
 _NAMES = st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=126), max_size=511)
 _PADDING = st.binary(max_size=12).map(lambda raw: raw * 8)

@@ -10,12 +10,12 @@ from pathlib import Path
 import elftools
 import pytest
 
-from ksym_plugin import kernel_id, kernel_text
 from ksym_plugin.cli import vmlinux as chooser
-from ksym_plugin.clocks import MONOTONIC
-from ksym_plugin.elf import ElfError
 from ksym_plugin.history_writer import HistoryWriter
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel import identity
+from ksym_plugin.kernel.clocks import MONOTONIC
+from ksym_plugin.kernel.elf import ElfError
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf import data, vmlinux
 from ksym_plugin.perf.data import Recorded
 from ksym_plugin.perf.handler import Handler
@@ -61,7 +61,7 @@ def elsewhere(kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("DEBUGINFOD_URLS", raising=False)
     monkeypatch.setattr("ksym_plugin.histories.SYSTEM", str(tmp_path / "none.db"))
     monkeypatch.setattr(Kallsyms, "load", classmethod(lambda _: Kallsyms.parse(HIDDEN)))
-    monkeypatch.setattr(kernel_text, "start", lambda: None)
+    monkeypatch.setattr(identity, "start", lambda: None)
     told(monkeypatch, build_id=kernel.build_id, text_start=LINKED + KASLR)
 
 
@@ -179,7 +179,7 @@ def test_the_history_tells_where_the_kernel_was(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(kernel_id, "build_id", lambda: kernel.build_id)
+        patch.setattr(identity, "build_id", lambda: kernel.build_id)
         HistoryWriter("ksym.db", "test", 0, LINKED + KASLR).close(9 * SECOND)
     told(monkeypatch, build_id=kernel.build_id)
     name = next(iter(kernel.functions))
@@ -204,7 +204,7 @@ def test_without_an_offset_nothing_is_guessed(
 def test_dwarf_that_misleads_costs_no_names(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ksym_plugin.elf_lines import ImageLines
+    from ksym_plugin.kernel.dwarf import ImageLines
 
     def fails(_: object, __: int) -> None:
         raise ElfError("damaged", "mend it")

@@ -9,10 +9,10 @@ from typing import Any, Callable
 import pytest
 
 from ksym_plugin import recorder as recorder_module
-from ksym_plugin.clocks import Instant
 from ksym_plugin.history import History
 from ksym_plugin.history_file import HEARTBEAT
 from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.kernel.clocks import Instant
 from ksym_plugin.past import Past
 from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources.source import Source

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin import kernel_id
 from ksym_plugin.cli import report as command
+from ksym_plugin.kernel import identity
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.report import ReportOutput
@@ -194,7 +194,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = str(tmp_path_factory.mktemp("report") / "ksym.db")
     Path(path).write_bytes(demo.unpacked("ksym.db"))
     with contextlib.closing(sqlite3.connect(path)) as database, database:
-        database.execute("UPDATE boot SET boot_id = ?", (kernel_id.boot_id(),))
+        database.execute("UPDATE boot SET boot_id = ?", (identity.boot_id(),))
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         handler = Handler(Options(path, None, "report"), None)

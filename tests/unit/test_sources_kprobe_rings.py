@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin import syscalls
+from ksym_plugin.kernel import syscalls
 from ksym_plugin.sources import bpf_maps, ksym_rings
 from ksym_plugin.sources.ksym_rings import BpfRing, PerfBuffers, open_rings
 

@@ -12,7 +12,8 @@ from array import array
 
 import pytest
 
-from ksym_plugin import sources, syscalls
+from ksym_plugin import sources
+from ksym_plugin.kernel import bpf_prog, privileges, syscalls
 from ksym_plugin.sources import (
     bcc_module,
     bcc_program,
@@ -20,8 +21,6 @@ from ksym_plugin.sources import (
     fentry,
     kprobe,
     ksym_source,
-    privileges,
-    prog_info,
     self_test,
 )
 from ksym_plugin.sources.fentry import FentrySource
@@ -100,7 +99,7 @@ def kernel(monkeypatch, tmp_path, bcc):
     )
     monkeypatch.setattr(kprobe, "_ioctl", lambda *_: None)
     monkeypatch.setattr(bpf_maps, "lookup", lambda *_: None)
-    monkeypatch.setattr(prog_info, "read", lambda fd: prog_info.Info(bytes(216)))
+    monkeypatch.setattr(bpf_prog, "read", lambda fd: bpf_prog.Info(bytes(216)))
     monkeypatch.setattr(self_test, "run", lambda take: True)
     monkeypatch.setattr(ksym_source, "open_rings", NoRings)
     return monkeypatch
@@ -384,9 +383,9 @@ def test_the_self_test_believes_only_what_it_sees(monkeypatch):
         def __init__(self, kind, length):
             self.kind, self.length, self.name = kind, length, "bpf_prog_0_ksym_self_test"
 
-    info = prog_info.Info(array("I", [0, 0, 0, 0, 25, *[0] * 49]).tobytes())
+    info = bpf_prog.Info(array("I", [0, 0, 0, 0, 25, *[0] * 49]).tobytes())
     assert info.jited_length == 25
-    monkeypatch.setattr(prog_info, "read", lambda fd: info)
+    monkeypatch.setattr(bpf_prog, "read", lambda fd: info)
     monkeypatch.setattr(syscalls, "bpf", lambda command, attr: os.open(os.devnull, os.O_RDONLY))
     for added, exact in ((25, True), (4096, False)):
         batches = iter([[Told(0, added)], [Told(1, added)]])

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.sources.bpf_programs import Program
-from ksym_plugin.sources.perf_records import BpfEvent, KSymbol
+from ksym_plugin.kernel.bpf_prog import Program
+from ksym_plugin.kernel.perf_ring import BpfEvent, KSymbol
 from ksym_plugin.sources.sideband import Sideband
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import (

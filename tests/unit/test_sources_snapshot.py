@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ksym_plugin.sources import bpf_programs, btf, polling, snapshot
-from ksym_plugin.sources.bpf_lines import Lines, parse_lines
-from ksym_plugin.sources.bpf_programs import Program
+from ksym_plugin.kernel import bpf_prog, btf, snapshot
+from ksym_plugin.kernel.bpf_prog import Program
+from ksym_plugin.kernel.snapshot import Lines, parse_lines
+from ksym_plugin.sources import polling
 from ksym_plugin.sources.polling import PollingSource
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import (
@@ -44,14 +45,14 @@ def made(prog_id, name, functions, tags, hidden=False):
 
 @pytest.fixture(autouse=True)
 def no_names_from_bpf(monkeypatch):
-    monkeypatch.setattr(bpf_programs, "function_names", lambda prog_id: [])
+    monkeypatch.setattr(bpf_prog, "function_names", lambda prog_id: [])
 
 
 def taken(monkeypatch, programs, lines):
     """The loads of a snapshot that ended at 900."""
     held = {program.id: program for program in programs}
-    monkeypatch.setattr(bpf_programs, "program_ids", lambda: iter(held))
-    monkeypatch.setattr(bpf_programs, "by_id", lambda ids: [held[prog_id] for prog_id in ids])
+    monkeypatch.setattr(bpf_prog, "program_ids", lambda: iter(held))
+    monkeypatch.setattr(bpf_prog, "by_id", lambda ids: [held[prog_id] for prog_id in ids])
     monkeypatch.setattr(snapshot, "read_lines", lambda: lines)
     monkeypatch.setattr(snapshot, "time", SimpleNamespace(monotonic_ns=lambda: 900))
     return snapshot.take().loads
@@ -120,7 +121,7 @@ def test_without_bpf_each_symbol_reaches_to_the_next_or_a_page(monkeypatch):
     def refuse():
         raise SourceError("refused", "be root")
 
-    monkeypatch.setattr(bpf_programs, "program_ids", refuse)
+    monkeypatch.setattr(bpf_prog, "program_ids", refuse)
     monkeypatch.setattr(snapshot, "read_lines", lambda: parse_lines(KALLSYMS))
     snap = snapshot.take()
     ends = {load.symbol.start: load.symbol.end for load in snap.loads}
@@ -171,9 +172,9 @@ class Kernel:
     def __init__(self, monkeypatch):
         self.programs = {}
         self.lines = Lines()
-        monkeypatch.setattr(bpf_programs, "program_ids", self.ids)
-        monkeypatch.setattr(bpf_programs, "newer_than", self.newer_than)
-        monkeypatch.setattr(bpf_programs, "by_id", self.by_id)
+        monkeypatch.setattr(bpf_prog, "program_ids", self.ids)
+        monkeypatch.setattr(bpf_prog, "newer_than", self.newer_than)
+        monkeypatch.setattr(bpf_prog, "by_id", self.by_id)
         self.opened = []
         monkeypatch.setattr(snapshot, "read_lines", lambda: self.lines)
         monkeypatch.setattr(polling, "read_lines", lambda: self.lines)
@@ -199,7 +200,7 @@ def test_without_btf_the_names_are_known_without_asking(monkeypatch):
     def never(prog_id):
         raise AssertionError("opened once more")
 
-    monkeypatch.setattr(bpf_programs, "function_names", never)
+    monkeypatch.setattr(bpf_prog, "function_names", never)
     program = made(7, "main", [(S, 60), (S + 64, 40)], [TAG, SUBTAG])
     program.has_btf = False
     names = [load.symbol.name for load in taken(monkeypatch, [program], Lines())]

@@ -7,8 +7,9 @@ import os
 
 import pytest
 
-from ksym_plugin import sources, syscalls
-from ksym_plugin.sources import bpf_programs, cpus, fentry, kprobe, perf_event, perf_ring, snapshot
+from ksym_plugin import sources
+from ksym_plugin.kernel import bpf_prog, perf_ring, snapshot, syscalls
+from ksym_plugin.sources import fentry, kprobe, perf_event
 from ksym_plugin.sources.perf_event import PerfEventSource
 from ksym_plugin.timeline.errors import SourceError
 
@@ -236,7 +237,7 @@ def test_a_program_is_closed_also_when_asking_about_it_fails(monkeypatch):
     monkeypatch.setattr(syscalls, "bpf", bpf)
     before = open_fds()
     with pytest.raises(SourceError):
-        bpf_programs.program(3)
+        bpf_prog.program(3)
     assert open_fds() == before
 
 
@@ -245,4 +246,4 @@ def test_a_program_is_closed_also_when_asking_about_it_fails(monkeypatch):
     [("0", [0]), ("0-3,6", [0, 1, 2, 3, 6]), ("", []), ("2,4-5", [2, 4, 5])],
 )
 def test_cpu_lists(text, expected):
-    assert cpus.parse_cpu_list(text) == expected
+    assert perf_ring.parse_cpu_list(text) == expected

@@ -11,7 +11,7 @@ from array import array
 
 import pytest
 
-from ksym_plugin import syscalls
+from ksym_plugin.kernel import syscalls
 from ksym_plugin.timeline.errors import SourceError
 
 
@@ -78,7 +78,7 @@ def test_a_failed_call_carries_the_kernels_errno():
 
 
 def test_importing_it_does_not_load_ctypes():
-    code = "import sys, ksym_plugin.syscalls; sys.exit('ctypes' in sys.modules)"
+    code = "import sys, ksym_plugin.kernel.syscalls; sys.exit('ctypes' in sys.modules)"
     root = os.path.dirname(os.path.dirname(os.path.abspath(syscalls.__file__)))
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root}, check=False

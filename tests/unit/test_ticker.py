@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 
-from ksym_plugin.sources.ticker import Ticker
+from ksym_plugin.kernel.syscalls import Ticker
 
 
 def wait(ticker: Ticker, seconds: float) -> bool:

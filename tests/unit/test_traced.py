@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.sources import traced
-from ksym_plugin.sources.traced import IN_BTF, Targets
+from ksym_plugin.kernel import btf
+from ksym_plugin.kernel.btf import IN_BTF, Targets
 from tests.oracle import programs
 
 FUNCTIONS = ["vfs_read", "vfs_write"]
@@ -17,7 +17,7 @@ def targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Targets:
     """The kernel's types are those of BTF object 1."""
     path = tmp_path / "vmlinux"
     path.write_bytes(programs.btf(FUNCTIONS))
-    monkeypatch.setattr(traced, "_is_image", lambda btf_id: btf_id == 1)
+    monkeypatch.setattr(btf, "_is_image", lambda btf_id: btf_id == 1)
     return Targets(str(path))
 
 

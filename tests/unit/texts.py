@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.kallsyms import Kallsyms
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf.annotate import Annotator
 from ksym_plugin.perf.renaming import Renamer
 from ksym_plugin.stacks.fold import Folder, Options

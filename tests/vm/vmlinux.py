@@ -19,10 +19,10 @@ import time
 from bisect import bisect_right
 from unittest import mock
 
-from ksym_plugin.elf import ElfFile, Image
-from ksym_plugin.elf_lines import ImageLines
-from ksym_plugin.kallsyms import Kallsyms
-from ksym_plugin.kernel_id import build_id
+from ksym_plugin.kernel.dwarf import ImageLines
+from ksym_plugin.kernel.elf import ElfFile, Image
+from ksym_plugin.kernel.identity import build_id
+from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.timeline.symbols import Symbol
 from tests.vm.machine import cache, children
 from tests.vm.machine.__main__ import KERNELS, missing

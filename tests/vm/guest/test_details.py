@@ -9,9 +9,9 @@ import sys
 import pytest
 from bcc import BPF
 
-from ksym_plugin.sources.bpf_details import Reader
+from ksym_plugin.kernel.bpf_lines import Reader
+from ksym_plugin.kernel.btf import Targets
 from ksym_plugin.sources.details import DetailsProcess
-from ksym_plugin.sources.traced import Targets
 from ksym_plugin.timeline.packed import unpack_lines
 from ksym_plugin.timeline.program import GONE
 from ksym_plugin.timeline.symbols import trampoline_key

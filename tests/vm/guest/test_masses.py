@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.clocks import PerfClock
 from ksym_plugin.history import History
 from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources.kprobe import KprobeSource
 from ksym_plugin.timeline.symbols import GAP, LOST

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from bcc import BPF
 
-from ksym_plugin.clocks import PerfClock
 from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources.kprobe import KprobeSource
 from tests.oracle import rawbpf

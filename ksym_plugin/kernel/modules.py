@@ -1,22 +1,20 @@
-"""What the kernel says of its modules: uevents as they come and go, and the list of them.
-
-A uevent wakes, and makes sure; who is there, and where, is in /proc/modules. Since Linux
-5.11 a module's "add" comes once its init function has returned, which may take seconds:
-until then the list alone tells of it. Its "remove" comes before its memory is let go.
-"""
+"""Where a module's ELF file is, and what is in it."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import os
 import socket
 import struct
 
+from ksym_plugin.kernel.elf import ElfError, ElfFile
 from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Final
 
 LISTING: Final = "/proc/modules"
@@ -155,3 +153,97 @@ def parse_listing(text: str) -> dict[str, Listed]:
 
 def _deaf(error: OSError) -> SourceError:
     return SourceError(f"the kernel's uevents cannot be listened to ({error.strerror})")
+
+
+_ROOT: Final = "/lib/modules"
+_ENDING: Final = ".ko"
+#: The largest modules have some 10 MB, with debug information a hundred more.
+_MOST_BYTES: Final = 1 << 28
+_CHUNK: Final = 1 << 20
+
+
+def path_of(name: str, release: str, root: str = _ROOT) -> str | None:
+    """The file that modprobe takes for a module, None if it knows none."""
+    folder = os.path.join(root, release)
+    try:
+        with open(os.path.join(folder, "modules.dep"), encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                path = line.partition(":")[0]
+                stem = path.rpartition("/")[2].partition(_ENDING)[0]
+                if stem.replace("-", "_") == name:
+                    return os.path.join(folder, path)
+    except OSError:
+        return None
+    return None
+
+
+def read(path: str, sections: Mapping[str, int], build_id: str | None) -> ElfFile:
+    """A module's functions at its sections' addresses.
+
+    ``build_id`` is that of the loaded module. ElfError if the file is not its, or cannot be
+    used; ImportError without pyelftools.
+    """
+    with _plain(path) as plain:
+        file = ElfFile(plain, sections)
+    if build_id is None or file.build_id != build_id:
+        raise ElfError(f"{path} is not what was loaded")
+    return file
+
+
+@contextlib.contextmanager
+def _plain(path: str) -> Iterator[str]:
+    """The path of the file as it was before it was compressed."""
+    if path.endswith(_ENDING):
+        yield path
+        return
+    fd = os.memfd_create("module", os.MFD_CLOEXEC)
+    try:
+        try:
+            _unpack(path, fd)
+        except (OSError, EOFError, ValueError) as error:
+            raise ElfError(f"{path} cannot be unpacked ({error})") from None
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _unpack(path: str, fd: int) -> None:
+    """Write what a file holds to ``fd``; ValueError for what cannot be unpacked here."""
+    if path.endswith(".zst"):
+        _run(["zstd", "-dcq", path], fd)
+    elif path.endswith(".xz"):
+        import lzma
+
+        with lzma.open(path) as packed:
+            _copy(packed.read, fd, lzma.LZMAError)
+    elif path.endswith(".gz"):
+        import gzip
+        import zlib
+
+        with gzip.open(path) as zipped:
+            _copy(zipped.read, fd, zlib.error)
+    else:
+        raise ValueError("it is packed in an unknown way")
+
+
+def _copy(read: Callable[[int], bytes], fd: int, damage: type[Exception]) -> None:
+    left = _MOST_BYTES
+    while left > 0:
+        try:
+            data = read(_CHUNK)
+        except damage as error:
+            raise ValueError(error) from None
+        if not data:
+            return
+        left -= os.write(fd, data)
+
+
+def _run(command: list[str], fd: int) -> None:
+    """What Python before 3.14 cannot unpack: a program may."""
+    import subprocess
+
+    try:
+        quiet = subprocess.DEVNULL
+        subprocess.run(command, stdin=quiet, stdout=fd, stderr=quiet, check=True)
+    except subprocess.CalledProcessError as error:
+        raise ValueError(error) from None

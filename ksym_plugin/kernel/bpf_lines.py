@@ -1,9 +1,4 @@
-"""A BPF program's functions and source lines, through bpf(2) and its BTF.
-
-It needs what ``bpf_programs`` needs. Layouts are those of include/uapi/linux/bpf.h:
-line_info and jited_line_info are parallel, and a row belongs to the function whose code
-holds its address. The functions come in the kernel's order, not in that of addresses.
-"""
+"""Source lines of the programs that are loaded now, and what is traced now."""
 
 from __future__ import annotations
 
@@ -12,19 +7,21 @@ import os
 import struct
 from array import array
 
-from ksym_plugin import syscalls
-from ksym_plugin.sources import btf
-from ksym_plugin.sources.bpf_programs import boottime_ahead
-from ksym_plugin.sources.traced import IN_BTF, Targets
+from ksym_plugin.kernel import btf, syscalls
+from ksym_plugin.kernel.bpf_prog import boottime_ahead
+from ksym_plugin.kernel.btf import IN_BTF, Targets
 from ksym_plugin.timeline import packed
+from ksym_plugin.timeline.packed import unpack_lines
 from ksym_plugin.timeline.program import GONE, HIDDEN, NOT_JITED, WITHOUT, ProgramDetails
+from ksym_plugin.timeline.symbols import trampoline_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Final
 
-    from ksym_plugin.timeline.packed import LineRow
+    from ksym_plugin.timeline.packed import Line, LineRow, LineTable
+    from ksym_plugin.timeline.symbols import Lifetime
 
 #: struct bpf_prog_info up to and including attach_btf_id; the kernel fills in what it knows.
 _INFO_SIZE: Final = 232
@@ -277,3 +274,34 @@ def digest_of(packed: bytes) -> bytes:
     from hashlib import blake2b
 
     return blake2b(packed, digest_size=16).digest()
+
+
+class LiveLines:
+    """Asks the running kernel by bpf(2), once a program."""
+
+    def __init__(self) -> None:
+        self._reader = Reader()
+        self._targets = Targets()
+        self._known: dict[int, tuple[list[int], LineTable]] = {}
+
+    def traced(self, lifetime: Lifetime, /) -> str | None:
+        """The kernel function whose calls a trampoline takes to programs."""
+        key = trampoline_key(lifetime.symbol.name)
+        return None if key is None else self._targets.name(key) or None
+
+    def line(self, lifetime: Lifetime, offset: int, /) -> Line | None:
+        """The source line of the instruction at an offset into a symbol."""
+        if lifetime.prog_id is None:
+            return None
+        starts, table = self._known.get(lifetime.prog_id) or self._read(lifetime.prog_id)
+        start = lifetime.symbol.start
+        return table.find(starts.index(start), offset) if start in starts else None
+
+    def _read(self, prog_id: int) -> tuple[list[int], LineTable]:
+        try:
+            details = self._reader.read(prog_id)
+        except OSError:
+            return [], unpack_lines(b"")
+        starts = [start for start, _, _ in details.functions]
+        self._known[prog_id] = known = (starts, unpack_lines(details.lines))
+        return known

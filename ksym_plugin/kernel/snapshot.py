@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 
-from ksym_plugin.sources import bpf_programs
-from ksym_plugin.sources.bpf_lines import Lines, read_lines
+from ksym_plugin.kernel import bpf_prog
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
@@ -27,7 +26,66 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Final
 
-    from ksym_plugin.sources.bpf_programs import Program
+    from ksym_plugin.kernel.bpf_prog import Program
+
+KALLSYMS: Final = "/proc/kallsyms"
+_OOL_PREFIX: Final = "[__builtin__"
+_MARKS: Final = (b"\t[bpf]\n", b"\t[__builtin__")
+
+
+class Lines:
+    """``bpf``: (start, name) by start; ``ool``: (start, name, module) of other code."""
+
+    __slots__ = ("bpf", "ool")
+
+    def __init__(self) -> None:
+        self.bpf: list[tuple[int, str]] = []
+        self.ool: list[tuple[int, str, str]] = []
+
+
+def read_lines(path: str = KALLSYMS) -> Lines:
+    """What kallsyms lists now.
+
+    Empty where there is no kallsyms and where addresses are hidden (they are all zero
+    then); without ``bpf`` where net.core.bpf_jit_kallsyms is 0.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            data = file.read()
+    except OSError:
+        return Lines()
+    return parse_lines(data)
+
+
+def parse_lines(data: bytes) -> Lines:
+    """The lines in kallsyms' text."""
+    # The kernel lists them near the end: what comes before is never looked at by Python.
+    found = [at for at in (data.find(mark) for mark in _MARKS) if at >= 0]
+    lines = Lines()
+    if not found:
+        return lines
+    block = data[data.rfind(b"\n", 0, min(found)) + 1 :]
+    for line in block.decode("utf-8", "backslashreplace").split("\n"):
+        fields = line.split()
+        if len(fields) == 4:
+            _sort_in(lines, fields[0], fields[2], fields[3])
+    lines.bpf.sort()
+    lines.ool.sort()
+    return lines
+
+
+def _sort_in(lines: Lines, start: str, name: str, module: str) -> None:
+    try:
+        address = int(start, 16)
+    except ValueError:
+        return
+    if not address:
+        return
+    if module == BPF_MODULE:
+        lines.bpf.append((address, name))
+    elif module.startswith(_OOL_PREFIX):
+        lines.ool.append((address, name, module[1:-1]))
+
 
 #: How far an image can reach: the kernel allocates a page for each (PAGE_SIZE of the
 #: smallest kind), and so much PERF_RECORD_KSYMBOL claims.
@@ -89,7 +147,7 @@ class Taker:
         except SourceError as error:
             return _fallback(lines, error)
         if any(program.hidden for program in new):
-            hidden = SourceError(bpf_programs.HIDDEN_PROBLEM, bpf_programs.HIDDEN_REMEDY)
+            hidden = SourceError(bpf_prog.HIDDEN_PROBLEM, bpf_prog.HIDDEN_REMEDY)
             return _fallback(lines, hidden)
         now = time.monotonic_ns()
         doubtful = [program for program in new if self._may_lack_symbols(program)]
@@ -109,10 +167,10 @@ class Taker:
 
     def _new_programs(self) -> list[Program]:
         """The programs not known yet; those that are gone are forgotten."""
-        listed = list(bpf_programs.program_ids())
+        listed = list(bpf_prog.program_ids())
         known = self._known
         self._known = {prog_id: known[prog_id] for prog_id in listed if prog_id in known}
-        return list(bpf_programs.by_id(id for id in listed if id not in known))
+        return list(bpf_prog.by_id(id for id in listed if id not in known))
 
 
 def take() -> Snapshot:
@@ -203,8 +261,8 @@ def _fits(name: str, program: Program, at: int) -> bool:
 def _own_names(program: Program) -> list[str]:
     """The functions' names by bpf(2); without them where the program is gone."""
     if not program.has_btf:
-        return bpf_programs.plain_names(program)
-    return bpf_programs.function_names(program.id) or _short_names(program)
+        return bpf_prog.plain_names(program)
+    return bpf_prog.function_names(program.id) or _short_names(program)
 
 
 def _short_names(program: Program) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from ksym_plugin import cache_file
-from ksym_plugin.elf import ElfError
+from ksym_plugin.kernel import cache
+from ksym_plugin.kernel.elf import ElfError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def find(build_id: str) -> str:
     """
     if not build_id or not _HEX.issuperset(build_id):
         raise ElfError("this kernel has no build id", "name its vmlinux with --vmlinux")
-    kept = os.path.join(cache_file.root(), "debuginfo", build_id)
+    kept = os.path.join(cache.root(), "debuginfo", build_id)
     if os.path.exists(kept):
         return kept
     problems = []

@@ -17,7 +17,7 @@ import sys
 import time
 from bisect import bisect_right
 
-from ksym_plugin import syscalls
+from ksym_plugin.kernel import syscalls
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False

@@ -1,0 +1,1 @@
+"""Reading this kernel: one reader for each of its interfaces."""

@@ -1,0 +1,515 @@
+"""The static symbols: the core image, modules, and what else /proc/kallsyms lists.
+
+The table is kept as the file's own lines, sorted: no object per symbol is built at load,
+and a look-up is one bisection and a close look at the few lines that share the address
+found. kallsyms has no lengths, so where a symbol ends is worked out then:
+
+- at the next symbol of any type: data is no answer for a frame, but it ends a function;
+- at ``_etext`` and ``_einittext``, whatever their type; these, and where other sections
+  end, own nothing themselves: behind ``__entry_text_end`` can be a megabyte of padding;
+- a module's symbols at the module's end, known from /proc/modules;
+- after at most one page where nothing of the same image or module follows, and for
+  ``[bpf]`` lines and the pages of kprobes and ftrace, whose neighbours say nothing.
+
+What lies beyond an end has no name here. Reading addresses takes CAP_SYSLOG and a
+``kernel.kptr_restrict`` below 2; without them the kernel prints zeros (``hidden``).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+
+from ksym_plugin.timeline.errors import KallsymsError
+from ksym_plugin.timeline.symbols import (
+    BPF_MODULE,
+    HIDDEN,
+    IN_MODULE,
+    KERNEL,
+    MODULE,
+    OOL,
+    UNKNOWN_ADDRESS,
+    Symbol,
+    bpf_kind,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import IO, Final
+
+    from ksym_plugin.timeline.symbols import Reason
+
+#: The kernel's largest tables are some 30 MB. What is larger is no kallsyms, and may
+#: well have no end (a device, a pipe).
+MAX_BYTES = 1 << 28
+
+_BLOCK_BYTES = 1 << 17
+_BOM = b"\xef\xbb\xbf"
+_BPF_SUFFIX = b"\t[bpf]"
+_PADDING = b"00000000"
+
+# Both are used on text that begins with a newline and does not end with one.
+_NOT_WIDE = re.compile(rb"\n(?![0-9a-f]{16} [!-~] [^\s])")
+_NOT_NARROW = re.compile(rb"\n(?![0-9a-f]{8} [!-~] [^\s])")
+_MAPPING_LINES = re.compile(rb"\n[0-9a-f]+ [!-~] \$[adtx](?:\.[^\s]*)?(?:\t[^\n]*)?(?![^\n])")
+# A TAB that does not introduce the module's name at the end of its line.
+_ODD_TAB = re.compile(rb"\t(?!\[[^\]\s]+\](?:\n|\Z))")
+_MAPPING_NAME = re.compile(rb"\$[adtx](?:\.|\Z)")
+_LINE = re.compile(
+    rb"\s*(?:0[xX])?(0*[0-9a-fA-F]{1,16})\s+([!-~])\s+([^\s]+)(?:\s+\[([^\]\s]+)\])?\s*\Z"
+)
+
+
+class KallsymsText:
+    """Collects the lines of one table.
+
+    ``lines`` are in the file's order. ``bpf_tail`` is what follows the first ``[bpf]``
+    line, in the file's order also after ``lines`` have been sorted. ``narrow`` says
+    that addresses of 32 bits were seen; ``skipped`` counts lines that are no symbol.
+    With ``strict`` such a line raises KallsymsError with its number instead.
+    """
+
+    __slots__ = ("_strict", "_strict_lines", "bpf_tail", "lines", "narrow", "skipped")
+
+    def __init__(self, strict: bool = False) -> None:
+        self.lines: list[bytes] = []
+        self.bpf_tail: list[bytes] = []
+        self.narrow = False
+        self.skipped = 0
+        self._strict = strict
+        self._strict_lines = 0
+
+    def add(self, block: bytes) -> None:
+        """Take in some whole lines; the last may lack its newline."""
+        if not self.lines and block.startswith(_BOM):
+            block = block[len(_BOM) :]
+        text = b"\n" + block[: -1 if block.endswith(b"\n") else None]
+        lines = self._regular(text)
+        if lines is None:
+            lines = self._irregular(text[1:].split(b"\n"))
+        if self.bpf_tail:
+            self.bpf_tail += lines
+        elif b"[" in text:
+            self.bpf_tail = _from_bpf(lines)
+        self.lines += lines
+
+    def _regular(self, text: bytes) -> list[bytes] | None:
+        """The lines of text as the kernel prints it, or None for any other text."""
+        if self._strict or b"\r" in text:
+            return None
+        narrow = text[9:10] == b" "
+        if (_NOT_NARROW if narrow else _NOT_WIDE).search(text):
+            return None
+        if b"\t" in text and _ODD_TAB.search(text):
+            return None
+        if b"$" in text:
+            text = _MAPPING_LINES.sub(b"", text)
+        if narrow:
+            text = text.replace(b"\n", b"\n" + _PADDING)
+        lines = text.split(b"\n")
+        del lines[0]
+        if text.count(b" ") != 2 * len(lines):
+            return None
+        self.narrow |= narrow
+        return lines
+
+    def _irregular(self, block: list[bytes]) -> list[bytes]:
+        lines = []
+        for number, line in enumerate(block, self._strict_lines + 1):
+            match = _LINE.match(line)
+            if match is None:
+                self._reject(line, number)
+            elif not _MAPPING_NAME.match(match[3]):
+                lines.append(self._rewrite(match))
+        # Counted here alone: strict reading comes by here with every line.
+        self._strict_lines += len(block)
+        return lines
+
+    def _reject(self, line: bytes, number: int) -> None:
+        if not line.strip():
+            return
+        self.skipped += 1
+        if self._strict:
+            shown = line[:60].decode("ascii", "backslashreplace")
+            raise KallsymsError(
+                f"line {number} of the kallsyms table is not a symbol: {shown!r}",
+                "take a fresh copy of /proc/kallsyms, or read this one leniently",
+            )
+
+    def _rewrite(self, match: re.Match[bytes]) -> bytes:
+        printed, kind, name, module = match.groups()
+        address = printed.lstrip(b"0")
+        # Zero says nothing: a wide table has it for what is relative to a CPU's area.
+        if address and len(printed) <= 8:
+            self.narrow = True
+        suffix = b"\t[%b]" % module if module else b""
+        return b"%b %b %b%b" % (address.lower().rjust(16, b"0"), kind, name, suffix)
+
+
+def _from_bpf(lines: list[bytes]) -> list[bytes]:
+    for index, line in enumerate(lines):
+        if line.endswith(_BPF_SUFFIX):
+            return lines[index:]
+    return []
+
+
+def read_text(file: IO[bytes], text: KallsymsText) -> None:
+    """Read a whole table. Raises OSError, and KallsymsError if it has no end.
+
+    Taken a block at a time: the whole text beside all its lines would double the
+    memory that a load needs at its peak.
+    """
+    for total, block in enumerate(_blocks(file)):
+        if total * _BLOCK_BYTES > MAX_BYTES:
+            raise KallsymsError(
+                f"the kallsyms table is larger than {MAX_BYTES >> 20} MB",
+                "name a copy of /proc/kallsyms",
+            )
+        text.add(block)
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    while True:
+        block = file.read(_BLOCK_BYTES)
+        if not block:
+            return
+        if not block.endswith(b"\n"):
+            block += file.readline(_BLOCK_BYTES)
+        yield block
+
+
+def read_module_sizes(path: str) -> dict[str, tuple[int, int]]:
+    """Base address and bytes by module name; empty where unreadable, hidden or built in.
+
+    A line of /proc/modules is: name, bytes, use count, users, state, address.
+    """
+    sizes: dict[str, tuple[int, int]] = {}
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            for line in file:
+                fields = line.split()
+                if len(fields) >= 6:
+                    sizes[fields[0]] = (int(fields[5], 16), int(fields[1]))
+    except (OSError, ValueError):
+        return {}
+    return {name: extent for name, extent in sizes.items() if extent[0]}
+
+
+#: The modules the kernel makes up for pages of kprobes and ftrace (kernel/kallsyms.c).
+_PSEUDO: Final = "__builtin__"
+
+# Where the type and the name begin.
+_TYPE: Final = 17
+_NAME: Final = 19
+_FUNCTIONS: Final = frozenset(b"tTwW")
+_ENDS: Final = frozenset((b"_etext", b"_einittext"))
+_MARKER: Final = re.compile(
+    rb"_[se]?(?:init)?text|_end|__(?:start|stop)_.*|__init_(?:begin|end)"
+    rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_(?:start|end)"
+)
+#: Of those, the borders behind which nothing of the section is left.
+_END: Final = re.compile(
+    rb"_e(?:init)?text|_end|__stop_.*|__init_end"
+    rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_end"
+)
+
+
+def address_of(line: bytes) -> int:
+    """The address a line begins with."""
+    return int(line[:16], 16)
+
+
+def past(address: int) -> bytes:
+    """What sorts behind all lines of an address and before those of the next."""
+    return b"%016x!" % address  # "!" follows the blank that ends the digits
+
+
+def is_function(line: bytes) -> bool:
+    """Whether the type is text or weak; everything else is data, or no place at all."""
+    return line[_TYPE] in _FUNCTIONS
+
+
+def is_text_end(line: bytes) -> bool:
+    """Whether the line is where the kernel's text or init text ends, of whatever type:
+    some kernels list ``_etext`` as data."""
+    return _name(line) in _ENDS
+
+
+def is_marker(line: bytes) -> bool:
+    """Whether the name is that of a section's border rather than of a function."""
+    return _MARKER.fullmatch(_name(line)) is not None
+
+
+def is_end(line: bytes) -> bool:
+    """Whether the name is that of a section's end: what follows it is not called so."""
+    return _END.fullmatch(_name(line)) is not None
+
+
+def in_core_image(line: bytes) -> bool:
+    """Whether the line names no module."""
+    return b"\t" not in line
+
+
+def is_bpf(line: bytes) -> bool:
+    """Whether the line is one of BPF's."""
+    return line.endswith(b"\t[bpf]")
+
+
+def named(lines: list[bytes], name: str) -> list[int]:
+    """The positions of all lines of that name."""
+    plain = b" " + name.encode(errors="replace")
+    suffixed = plain + b"\t"
+    return [
+        index
+        for index, line in enumerate(lines)
+        if line.endswith(plain, _TYPE) or line.startswith(suffixed, _NAME - 1)
+    ]
+
+
+def split(line: bytes) -> tuple[str, str | None]:
+    """The name and the module; of the modules only ``[bpf]`` keeps its brackets.
+
+    Bytes that are no UTF-8 are shown escaped.
+    """
+    name, _, module = line[_NAME:].decode(errors="backslashreplace").partition("\t")
+    if not module:
+        return name, None
+    return name, module if module == BPF_MODULE else module[1:-1]
+
+
+def kind_of(name: str, module: str | None) -> str:
+    """The kind of a symbol from where it is listed."""
+    if module is None:
+        return KERNEL
+    if module == BPF_MODULE:
+        return bpf_kind(name)
+    return OOL if module.startswith(_PSEUDO) else MODULE
+
+
+def preference(line: bytes) -> tuple[bool, bool, bool, int, int, bytes]:
+    """Sorts the names of one address: strong before weak, global before local, functions
+    before the marks of sections, few leading underscores, then the longer."""
+    kind, name = line[_TYPE : _TYPE + 1], _name(line)
+    underscores = len(name) - len(name.lstrip(b"_"))
+    return kind in b"wW", kind.islower(), is_marker(line), underscores, -len(name), name
+
+
+def _name(line: bytes) -> bytes:
+    return line[_NAME:].partition(b"\t")[0]
+
+
+#: What an address may be at most from its symbol where nothing better bounds it.
+PAGE: Final = 4096
+
+_TOP: Final = (1 << 64) - 1
+_HALF: Final = 1 << 63
+# The usual beginning of kernel space on 32 bits, for a table that gives no hint.
+_NARROW_FLOOR: Final = 0xBF000000
+_MODULE_AREA: Final = 1 << 24
+# More names than this at one address are looked through once, not once a look-up.
+_CROWD: Final = 32
+
+
+class Kallsyms:
+    """The symbols of one kallsyms table. Use ``load`` or ``parse``.
+
+    ``hidden``: every address is zero, so ``find`` answers HIDDEN. ``skipped``: how many
+    lines were no symbols. Look-ups take a few microseconds and cache next to nothing.
+    """
+
+    __slots__ = (
+        "_crowded",
+        "_extents",
+        "_floor",
+        "_lines",
+        "_listed",
+        "_sizes",
+        "hidden",
+        "skipped",
+    )
+
+    def __init__(self, text: KallsymsText, module_sizes: dict[str, tuple[int, int]]) -> None:
+        text.lines.sort()
+        self._lines = text.lines
+        self._listed = text.bpf_tail
+        self._sizes = module_sizes
+        self._extents = sorted(module_sizes.values())
+        self._crowded: dict[int, Symbol | Reason] = {}
+        self.hidden = bool(self._lines) and not address_of(self._lines[-1])
+        self.skipped = text.skipped
+        self._floor = self._kernel_floor(text.narrow)
+
+    @classmethod
+    def load(cls, path: str = "/proc/kallsyms", modules: str | None = "/proc/modules") -> Kallsyms:
+        """Read a table, and modules' sizes from ``modules`` where that can be read.
+
+        Give ``modules=None`` for a saved table of another boot. Raises KallsymsError if
+        the table cannot be read or has no symbol; hidden addresses are no error.
+        """
+        text = KallsymsText()
+        try:
+            with open(path, "rb") as file:
+                read_text(file, text)
+        except OSError as error:
+            raise KallsymsError(
+                f"{path} cannot be read: {error.strerror or error}",
+                "name a readable copy of /proc/kallsyms",
+            ) from None
+        if not text.lines:
+            raise KallsymsError(
+                f"{path} holds no symbols",
+                "a kernel lists them with CONFIG_KALLSYMS; if this is a copy, take it again",
+            )
+        return cls(text, read_module_sizes(modules) if modules else {})
+
+    @classmethod
+    def parse(
+        cls,
+        data: bytes,
+        module_sizes: dict[str, tuple[int, int]] | None = None,
+        strict: bool = False,
+    ) -> Kallsyms:
+        """Take a table's text; ``module_sizes`` has (base address, bytes) by module name.
+
+        Lines that are no symbols are skipped and counted; with ``strict`` the first one
+        raises KallsymsError with its line number.
+        """
+        text = KallsymsText(strict)
+        text.add(data)
+        return cls(text, module_sizes or {})
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @property
+    def text_start(self) -> int | None:
+        """The address of ``_text``, else of ``_stext``: it differs from boot to boot
+        (KASLR), so it tells whether an address and this table belong together."""
+        if self.hidden:
+            return None
+        for name in (b" _text", b" _stext"):
+            for line in self._lines:
+                if line.endswith(name):
+                    return address_of(line)
+        return None
+
+    def is_kernel(self, address: int) -> bool:
+        """Whether the address is in kernel space, going by this table's word size.
+
+        On 64 bits that is bit 63. A 32-bit kernel's space begins with the image or with
+        the modules, which ARM keeps in the 16 MB below it.
+        """
+        return self._floor <= address <= _TOP
+
+    def find(self, address: int) -> Symbol | Reason:
+        """The function that holds the address, or why there is none."""
+        if self.hidden:
+            return HIDDEN
+        if not self._floor <= address <= _TOP:
+            return UNKNOWN_ADDRESS
+        after = bisect_right(self._lines, past(address))
+        found = self._crowded.get(after) or self._choose(after)
+        if isinstance(found, Symbol) and address < found.end:
+            return found
+        return IN_MODULE if self._is_in_module(address, after) else UNKNOWN_ADDRESS
+
+    def aliases(self, address: int) -> list[str]:
+        """All names of the function that holds the address, the preferred one first."""
+        found = self.find(address)
+        if not isinstance(found, Symbol):
+            return []
+        after = bisect_right(self._lines, past(found.start))
+        return [split(line)[0] for line in self._ranked(self._group(after))]
+
+    def by_name(self, name: str) -> list[Symbol]:
+        """Every symbol of this name, data included, by address. Reads the whole table."""
+        if self.hidden:
+            return []
+        found = []
+        for index in named(self._lines, name):
+            line = self._lines[index]
+            after = bisect_right(self._lines, past(address_of(line)), index)
+            found.append(self._symbol(line, after))
+        return found
+
+    def _choose(self, after: int) -> Symbol | Reason:
+        """The answer of the lines that share an address and end before ``after``."""
+        group = self._group(after)
+        ranked = self._ranked(group)
+        found = self._symbol(ranked[0], after) if ranked else UNKNOWN_ADDRESS
+        if len(group) > _CROWD:
+            self._crowded[after] = found
+        return found
+
+    def _group(self, after: int) -> list[bytes]:
+        """The lines with the address of the one before ``after``, which are the last."""
+        if not after:
+            return []
+        lines, first = self._lines, after - 1
+        digits = lines[first][:16]
+        while first and lines[first - 1].startswith(digits):
+            first -= 1
+        return lines[first:after]
+
+    def _is_in_module(self, address: int, after: int) -> bool:
+        """Whether a module has the address; without sizes, where it is the module on both sides.
+
+        Since Linux 6.4 /proc/modules gives the bytes of all a module's areas together, so
+        that this goes somewhat past the end of its code.
+        """
+        if self._extents:
+            at = bisect_right(self._extents, (address, _TOP)) - 1
+            return at >= 0 and address < sum(self._extents[at])
+        if not 0 < after < len(self._lines):
+            return False
+        name, module = split(self._lines[after - 1])
+        following = split(self._lines[after])[1]
+        return module == following and kind_of(name, module) == MODULE
+
+    def _ranked(self, group: list[bytes]) -> list[bytes]:
+        """The lines of a group that can name a frame, the best first."""
+        lines = [line for line in group if is_function(line) and not is_end(line)]
+        if any(map(is_text_end, group)):
+            lines = [line for line in lines if not is_marker(line)]
+        if len(lines) > 1:
+            lines.sort(key=preference)
+            if is_bpf(lines[0]):
+                # Early subprograms shared their main program's start; it came last.
+                among = set(lines)
+                return [line for line in reversed(self._listed) if line in among]
+        return lines
+
+    def _symbol(self, line: bytes, after: int) -> Symbol:
+        start = address_of(line)
+        name, module = split(line)
+        kind = kind_of(name, module)
+        return Symbol(start, self._end(start, after, kind, module), name, kind, module)
+
+    def _end(self, start: int, after: int, kind: str, module: str | None) -> int:
+        """Where a symbol ends that starts at ``start`` and before the line ``after``."""
+        following, related = _TOP + 1, False
+        if after < len(self._lines):
+            neighbour = self._lines[after]
+            following = address_of(neighbour)
+            if kind == KERNEL:
+                related = in_core_image(neighbour)
+            elif kind == MODULE:
+                related = split(neighbour)[1] == module
+        base, size = self._sizes.get(module or "", (0, 0))
+        if kind == MODULE and base <= start < base + size:
+            return min(following, base + size)
+        return following if related else min(following, start + PAGE)
+
+    def _kernel_floor(self, narrow: bool) -> int:
+        highest = self._lines[-1] if self._lines and not self.hidden else b"f"
+        if not narrow and highest >= b"8":
+            return _HALF
+        starts = (address_of(line) for line in self._lines if is_function(line))
+        lowest = next((start for start in starts if start), None)
+        if lowest is None:
+            return _NARROW_FLOOR if narrow else _HALF
+        image = self.text_start
+        if narrow and image is not None:
+            lowest = min(lowest, image - image % _MODULE_AREA - _MODULE_AREA)
+        return max(lowest, 1)

@@ -1,0 +1,238 @@
+"""One perf event with its ring buffer, read in the forward direction."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final, Union
+
+    Record = Union["KSymbol", "BpfEvent", "Lost"]
+
+ONLINE: Final = "/sys/devices/system/cpu/online"
+POSSIBLE: Final = "/sys/devices/system/cpu/possible"
+
+
+def online_text() -> str:
+    """The kernel's list, such as ``0-3,6``; cheap to compare with an earlier one."""
+    try:
+        with open(ONLINE, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return f"0-{(os.cpu_count() or 1) - 1}"
+
+
+def possible_count() -> int:
+    """How many CPUs there can be: so many values a per-CPU map has."""
+    with open(POSSIBLE, encoding="ascii") as file:
+        return parse_cpu_list(file.read().strip())[-1] + 1
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """The CPUs of a list in the kernel's notation."""
+    cpus: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        cpus.extend(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+RECORD_LOST: Final = 2
+RECORD_KSYMBOL: Final = 17
+RECORD_BPF_EVENT: Final = 18
+
+#: enum perf_record_ksymbol_type
+KSYMBOL_BPF: Final = 1
+KSYMBOL_OOL: Final = 2
+#: PERF_RECORD_KSYMBOL_FLAGS_UNREGISTER
+UNREGISTER: Final = 1
+#: enum perf_bpf_event_type
+PROG_LOAD: Final = 1
+PROG_UNLOAD: Final = 2
+
+_HEADER: Final = struct.Struct("=IHH")  # type, misc, size
+_KSYMBOL: Final = struct.Struct("=QIHH")  # addr, len, ksym_type, flags
+_BPF_EVENT: Final = struct.Struct("=HHI8s")  # type, flags, id, tag
+_LOST: Final = struct.Struct("=QQ")  # id, lost
+_NAME_AT: Final = _HEADER.size + _KSYMBOL.size
+
+
+class KSymbol:
+    """PERF_RECORD_KSYMBOL: a symbol comes, or goes (``unregister``)."""
+
+    __slots__ = ("length", "name", "start", "type", "unregister")
+
+    def __init__(self, start: int, length: int, type: int, unregister: bool, name: str) -> None:
+        self.start = start
+        self.length = length
+        self.type = type
+        self.unregister = unregister
+        self.name = name
+
+
+class BpfEvent:
+    """PERF_RECORD_BPF_EVENT: a program was loaded or unloaded; follows its KSYMBOLs.
+
+    ``id`` is 0 for an unload on kernels that gave the id back first (5.19 to 6.1).
+    """
+
+    __slots__ = ("id", "tag", "type")
+
+    def __init__(self, type: int, id: int, tag: str) -> None:
+        self.type = type
+        self.id = id
+        self.tag = tag
+
+
+class Lost:
+    """PERF_RECORD_LOST: ``count`` records found no room before this one."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+def parse(data: bytes) -> tuple[list[Record], bool]:
+    """The records in ``data``, and whether all of it could be read.
+
+    Records of other types, and those too short for what they should hold, are skipped;
+    a size that leads nowhere ends the reading.
+    """
+    records: list[Record] = []
+    whole = True
+    at = 0
+    total = len(data)
+    while at < total:
+        if total - at < _HEADER.size:
+            return records, False
+        kind, _, size = _HEADER.unpack_from(data, at)
+        end = at + size
+        if size < _HEADER.size or end > total:
+            return records, False
+        record = _record(kind, data, at, end)
+        if record is not None:
+            records.append(record)
+        elif kind in (RECORD_KSYMBOL, RECORD_BPF_EVENT, RECORD_LOST):
+            whole = False
+        at = end
+    return records, whole
+
+
+def _record(kind: int, data: bytes, at: int, end: int) -> Record | None:
+    body = at + _HEADER.size
+    if kind == RECORD_KSYMBOL and end >= at + _NAME_AT:
+        start, length, type_, flags = _KSYMBOL.unpack_from(data, body)
+        name_end = data.find(b"\0", at + _NAME_AT, end)
+        if name_end < 0:
+            return None
+        name = data[at + _NAME_AT : name_end].decode("utf-8", "backslashreplace")
+        return KSymbol(start, length, type_, bool(flags & UNREGISTER), name)
+    if kind == RECORD_BPF_EVENT and end >= body + _BPF_EVENT.size:
+        type_, _, program_id, tag = _BPF_EVENT.unpack_from(data, body)
+        return BpfEvent(type_, program_id, tag.hex())
+    if kind == RECORD_LOST and end >= body + _LOST.size:
+        return Lost(_LOST.unpack_from(data, body)[1])
+    return None
+
+
+#: Words of 8 bytes in struct perf_event_mmap_page.
+_DATA_HEAD: Final = 128
+_DATA_TAIL: Final = 129
+#: Bytes of records a ring can hold; halved down to a page where less may be locked.
+RING_BYTES: Final = 256 * 1024
+#: With less room than this left a record may have been refused. The longest has a name
+#: of 512 bytes and what other listeners made the kernel append.
+_TIGHT: Final = 4096
+
+
+class Ring:
+    """The records of an event, mapped; owns the event's file descriptor ``fd``.
+
+    ``lost_at_read`` says whether reading the event tells how many records were lost
+    (PERF_FORMAT_LOST).
+    """
+
+    __slots__ = ("_data", "_lost", "_map", "_size", "_words", "cpu", "fd", "lost_at_read")
+
+    def __init__(self, fd: int, cpu: int, lost_at_read: bool, size: int | None = None) -> None:
+        """Takes ``fd`` over, also when the mapping fails with OSError."""
+        self.fd = fd
+        self.cpu = cpu
+        self.lost_at_read = lost_at_read
+        self._lost = 0
+        try:
+            self._map = _map(fd, size or RING_BYTES)
+        except BaseException:
+            os.close(fd)
+            raise
+        whole = memoryview(self._map)
+        self._words = whole[: mmap.PAGESIZE].cast("Q")
+        self._data = whole[mmap.PAGESIZE :]
+        self._size = len(self._data)
+
+    def close(self) -> None:
+        """Unmap and close; idempotent."""
+        if self.fd >= 0:
+            self._words.release()
+            self._data.release()
+            self._map.close()
+            os.close(self.fd)
+            self.fd = -1
+
+    def head(self) -> int:
+        """Where the kernel will write next."""
+        return self._words[_DATA_HEAD]
+
+    def waiting(self, head: int) -> bool:
+        """Whether there is anything to take up to ``head``."""
+        return head != self._words[_DATA_TAIL]
+
+    def take(self, head: int) -> tuple[bytes, bool]:
+        """The bytes up to ``head``, whose room the kernel gets back.
+
+        And whether the ring was so full that records may have been refused. A clock
+        must have been read since ``head`` was: it is the read barrier between the two
+        (the vDSO has one) that machines with weak ordering need.
+        """
+        tail = self._words[_DATA_TAIL]
+        data = unrolled(self._data, tail, head)
+        self._words[_DATA_TAIL] = head
+        return data, head - tail > self._size - min(_TIGHT, self._size // 2)
+
+    def newly_lost(self) -> int | None:
+        """How many records were lost since the last call; None if the kernel cannot say."""
+        if not self.lost_at_read:
+            return None
+        lost: int = struct.unpack("=QQ", os.read(self.fd, 16))[1]
+        lost, self._lost = lost - self._lost, lost
+        return lost
+
+
+def unrolled(data: memoryview, tail: int, head: int) -> bytes:
+    """What lies between two positions that count on while the ring goes round."""
+    size = len(data)
+    if not 0 <= head - tail <= size:
+        # Only a broken ring: the kernel never overtakes the tail.
+        return b""
+    first = tail % size
+    last = first + (head - tail)
+    if last <= size:
+        return bytes(data[first:last])
+    return bytes(data[first:]) + bytes(data[: last - size])
+
+
+def _map(fd: int, size: int) -> mmap.mmap:
+    """Map a ring, smaller where perf_event_mlock_kb does not allow the full size."""
+    size = max(size, mmap.PAGESIZE)
+    while True:
+        try:
+            return mmap.mmap(fd, mmap.PAGESIZE + size)
+        except OSError as error:
+            if error.errno != errno.EPERM or size <= mmap.PAGESIZE:
+                raise
+            size //= 2
