@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 
-from ksym_plugin.sources import bcc_module
+from ksym_plugin.sources import bcc_loader
 from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
@@ -67,7 +67,7 @@ def install() -> None:
     process's end.
     """
     global _installed
-    caches = bcc_module.load().BPF._sym_caches
+    caches = bcc_loader.load().BPF._sym_caches
     if _installed is not None:
         return
     from ksym_hooks import get_plugin_manager
@@ -83,7 +83,7 @@ def uninstall() -> None:
     global _installed
     if _installed is None:
         return
-    bcc_module.load().BPF._sym_caches.pop(_KERNEL, None)
+    bcc_loader.load().BPF._sym_caches.pop(_KERNEL, None)
     _installed.manager.close()
     _installed = None
 

@@ -262,9 +262,11 @@ def report(house: House) -> str:
             "floor  room                                     may import",
             *rows,
             "",
-            (f"files {len(house.paths)}, lines {sum(house.lines.values())}, arrows {len(pairs)},"
-            f" arrows upward {len(upward)}, circles {len(house.circles())},"
-            f" floors {max(floors.values())}"),
+            (
+                f"files {len(house.paths)}, lines {sum(house.lines.values())}, arrows {len(pairs)},"
+                f" arrows upward {len(upward)}, circles {len(house.circles())},"
+                f" floors {max(floors.values())}"
+            ),
         ]
     )
 

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 
-from ksym_plugin.sources import bcc_module
+from ksym_plugin.sources import bcc_loader
 from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ def main(fd: int) -> NoReturn:
 
 def _load(request: dict[str, Any]) -> list[int]:
     """Programs and maps in the order asked for, then whatever holds the programs attached."""
-    bcc = bcc_module.load()
+    bcc = bcc_loader.load()
     bpf: Any = bcc.BPF(text=request["text"].encode(), cflags=request["flags"])
     programs = []
     for name in (name.encode() for name in request["programs"]):

@@ -8,7 +8,7 @@ import struct
 from array import array
 
 from ksym_plugin.kernel import privileges, syscalls
-from ksym_plugin.sources.ksym_source import KsymSource
+from ksym_plugin.sources.probe import KsymSource
 from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False

@@ -13,7 +13,7 @@ from array import array
 
 from ksym_plugin.kernel import privileges, syscalls
 from ksym_plugin.kernel.perf_ring import online_text, parse_cpu_list
-from ksym_plugin.sources.ksym_source import KsymSource
+from ksym_plugin.sources.probe import KsymSource
 from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False

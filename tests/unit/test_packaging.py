@@ -116,7 +116,7 @@ def test_installed_files_are_the_checkout_s(python: str) -> None:
 
 
 def test_the_probe_s_source_is_found_when_installed(python: str) -> None:
-    found = "from ksym_plugin.sources.bcc_program import source_text; print(len(source_text()))"
+    found = "from ksym_plugin.sources.bcc_loader import source_text; print(len(source_text()))"
     length = int(run(python, "-c", found))
     assert length == os.path.getsize(os.path.join(REPO, "bpf", "ksym_events.c"))
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.sources.ksym_changes import Changes
-from ksym_plugin.sources.ksym_records import ADD, DEL, Record
+from ksym_plugin.sources.probe_records import ADD, DEL, Changes, Record
 from ksym_plugin.timeline.symbols import BPF_PROG, BPF_TRAMPOLINE, UNNAMED_BPF, Load, Unload
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

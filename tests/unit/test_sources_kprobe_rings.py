@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ksym_plugin.kernel import syscalls
-from ksym_plugin.sources import bpf_maps, ksym_rings
-from ksym_plugin.sources.ksym_rings import BpfRing, PerfBuffers, open_rings
+from ksym_plugin.sources import probe_ring
+from ksym_plugin.sources.probe_ring import BpfRing, PerfBuffers, open_rings
 
 PAGE = mmap.PAGESIZE
 SIZE = PAGE
@@ -109,8 +109,8 @@ def test_a_discarded_record_is_passed_over(path):
 
 @pytest.mark.parametrize(("cpus", "each"), [("0-1", 1 << 19), ("0-2", 1 << 18), ("0-127", 1 << 15)])
 def test_perf_buffers_share_the_size(monkeypatch, cpus, each):
-    monkeypatch.setattr(ksym_rings, "online_text", lambda: cpus)
-    monkeypatch.setattr(ksym_rings, "PerfBuffers", lambda map_fd, size: size)
+    monkeypatch.setattr(probe_ring, "online_text", lambda: cpus)
+    monkeypatch.setattr(probe_ring, "PerfBuffers", lambda map_fd, size: size)
     assert open_rings(3, False, 1 << 20) == each
 
 
@@ -122,9 +122,9 @@ class Machine:
         self.cpus = "0-1"
         self.fds = {}
         self.entries = {}
-        monkeypatch.setattr(ksym_rings, "online_text", lambda: self.cpus)
+        monkeypatch.setattr(probe_ring, "online_text", lambda: self.cpus)
         monkeypatch.setattr(syscalls, "perf_event_open", self.open)
-        monkeypatch.setattr(bpf_maps, "update", self.update)
+        monkeypatch.setattr(probe_ring, "update", self.update)
 
     def open(self, attr, pid, cpu, group=-1):
         self.fds[cpu] = os.open(self.folder / f"cpu{cpu}", os.O_RDWR | os.O_CREAT)
@@ -179,7 +179,7 @@ def test_an_event_that_cannot_be_opened_closes_the_others(monkeypatch, machine):
         if key == 1:
             raise OSError(7, "no room")
 
-    monkeypatch.setattr(bpf_maps, "update", refuse)
+    monkeypatch.setattr(probe_ring, "update", refuse)
     with pytest.raises(OSError, match="no room"):
         PerfBuffers(3, PAGE)
     for fd in machine.fds.values():
@@ -196,13 +196,13 @@ def test_a_cpu_that_cannot_be_listened_to_yet_is_tried_again(monkeypatch, machin
         raise OSError(19, "gone again")
 
     machine.cpus = "0-2"
-    monkeypatch.setattr(bpf_maps, "update", refuse)
+    monkeypatch.setattr(probe_ring, "update", refuse)
     assert buffers.follow_cpus() == []
     with pytest.raises(OSError):
         os.fstat(refused[0])
     machine.sample(0, b"goes on")
     assert [data.rstrip(b"\0") for data in buffers.take()] == [b"goes on"]
-    monkeypatch.setattr(bpf_maps, "update", kept)
+    monkeypatch.setattr(probe_ring, "update", kept)
     assert buffers.follow_cpus() == [machine.fds[2]]
     assert buffers.follow_cpus() == []
     buffers.close()

@@ -14,15 +14,7 @@ import pytest
 
 from ksym_plugin import sources
 from ksym_plugin.kernel import bpf_prog, privileges, syscalls
-from ksym_plugin.sources import (
-    bcc_module,
-    bcc_program,
-    bpf_maps,
-    fentry,
-    kprobe,
-    ksym_source,
-    self_test,
-)
+from ksym_plugin.sources import bcc_loader, fentry, kprobe, probe, probe_ring
 from ksym_plugin.sources.fentry import FentrySource
 from ksym_plugin.sources.kprobe import KprobeSource
 from ksym_plugin.timeline.errors import SourceError
@@ -98,10 +90,10 @@ def kernel(monkeypatch, tmp_path, bcc):
         syscalls, "perf_event_open", lambda *_: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     )
     monkeypatch.setattr(kprobe, "_ioctl", lambda *_: None)
-    monkeypatch.setattr(bpf_maps, "lookup", lambda *_: None)
+    monkeypatch.setattr(probe_ring, "lookup", lambda *_: None)
     monkeypatch.setattr(bpf_prog, "read", lambda fd: bpf_prog.Info(bytes(216)))
-    monkeypatch.setattr(self_test, "run", lambda take: True)
-    monkeypatch.setattr(ksym_source, "open_rings", NoRings)
+    monkeypatch.setattr(probe, "run", lambda take: True)
+    monkeypatch.setattr(probe, "open_rings", NoRings)
     return monkeypatch
 
 
@@ -134,11 +126,11 @@ def test_the_size_of_the_ring_is_passed_on(kernel, bcc, name, size, pages):
 @pytest.mark.parametrize(
     ("target", "name", "error"),
     [
-        (ksym_source, "Ticker", OSError(errno.EMFILE, "Too many open files")),
-        (ksym_source, "open_rings", OSError(errno.ENOMEM, "Cannot allocate memory")),
-        (bpf_maps, "lookup", SourceError("no counters")),
-        (self_test, "run", SourceError("blind")),
-        (ksym_source, "counts_buffer", KeyboardInterrupt()),
+        (probe, "Ticker", OSError(errno.EMFILE, "Too many open files")),
+        (probe, "open_rings", OSError(errno.ENOMEM, "Cannot allocate memory")),
+        (probe_ring, "lookup", SourceError("no counters")),
+        (probe, "run", SourceError("blind")),
+        (probe, "counts_buffer", KeyboardInterrupt()),
     ],
 )
 def test_a_start_that_fails_leaves_nothing_open(kernel, construct, bcc, target, name, error, capfd):
@@ -247,7 +239,7 @@ def test_a_kernel_without_kprobes_is_told(kernel):
 
 def test_the_ring_is_as_large_as_asked_for(kernel, bcc):
     for size, pages in ((1, 1), (8 * 4096, 8), (9 * 4096, 16), (4 << 20, 1024)):
-        KprobeSource(ring_bytes=size * ksym_source.mmap.PAGESIZE // 4096).close()
+        KprobeSource(ring_bytes=size * probe.mmap.PAGESIZE // 4096).close()
         assert f"-DKSYM_RING_PAGES={pages}" in bcc.made[-1]
     KprobeSource(ring=False).close()
     assert not [flag for flag in bcc.made[-1] if "RING" in flag]
@@ -264,7 +256,7 @@ def test_a_compiler_that_dies_is_told(kernel, bcc):
 @BOTH
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE, errno.ENOMEM])
 def test_a_compiler_that_cannot_be_started_is_told(kernel, construct, bcc, number):
-    kernel.setattr(bcc_program, "_start", lambda *_: fail(number))
+    kernel.setattr(bcc_loader, "_start", lambda *_: fail(number))
     before = open_fds()
     with pytest.raises(SourceError, match=os.strerror(number)) as caught:
         construct()
@@ -275,9 +267,9 @@ def test_a_compiler_that_cannot_be_started_is_told(kernel, construct, bcc, numbe
 def test_a_user_without_bcc_is_told_by_the_child(kernel, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != STAND_IN])
     monkeypatch.setattr(
-        bcc_program,
+        bcc_loader,
         "_CHILD",
-        bcc_program._CHILD.replace(
+        bcc_loader._CHILD.replace(
             "main(int(",
             "from ksym_plugin.sources import bcc_module; bcc_module._SYSTEM = (); main(int(",
         ),
@@ -311,11 +303,11 @@ def paths(monkeypatch):
     """Sets where to look: in this Python's path, and in the system's."""
     for name in [name for name in sys.modules if f"{name}.".startswith("ksym_plugin._system_bcc.")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(bcc_module, "_PRIVATE_NAME", "ksym_plugin._system_bcc")
+    monkeypatch.setattr(bcc_loader, "_PRIVATE_NAME", "ksym_plugin._system_bcc")
 
     def use(own, system):
         monkeypatch.setattr(sys, "path", own)
-        monkeypatch.setattr(bcc_module, "_SYSTEM", tuple(system))
+        monkeypatch.setattr(bcc_loader, "_SYSTEM", tuple(system))
 
     yield use
     for name in [name for name in sys.modules if "_system_bcc" in name or name.startswith("bcc")]:
@@ -325,24 +317,24 @@ def paths(monkeypatch):
 def test_the_system_s_bcc_is_used_from_an_environment_without_it(paths, tmp_path):
     system = package(tmp_path / "dist-packages")
     paths([], [str(tmp_path / "dist*")])
-    found = bcc_module.load()
+    found = bcc_loader.load()
     assert found.kind == "iovisor's"
     assert "bcc" not in sys.modules
     assert not os.path.exists(os.path.join(system, "bcc", "__pycache__"))
-    assert bcc_module.load() is found
+    assert bcc_loader.load() is found
 
 
 def test_pypi_s_namesake_is_passed_over_and_not_even_run(paths, tmp_path):
     own = package(tmp_path / "site-packages", real=False)
     paths([own], [package(tmp_path / "dist-packages")])
-    assert bcc_module.load().kind == "iovisor's"
+    assert bcc_loader.load().kind == "iovisor's"
 
 
 def test_pypi_s_namesake_alone_is_named(paths, tmp_path):
     own = package(tmp_path / "site-packages", real=False)
     paths([own], [])
     with pytest.raises(SourceError) as caught:
-        bcc_module.load()
+        bcc_loader.load()
     assert own in caught.value.problem and "PyPI's" in caught.value.problem
     assert "apt install python3-bpfcc" in caught.value.remedy
     assert "pip uninstall bcc" in caught.value.remedy
@@ -351,7 +343,7 @@ def test_pypi_s_namesake_alone_is_named(paths, tmp_path):
 def test_no_bcc_at_all_says_how_to_get_it(paths):
     paths([], [])
     with pytest.raises(SourceError, match=r"bcc is not installed.*apt install python3-bpfcc"):
-        bcc_module.load()
+        bcc_loader.load()
 
 
 @pytest.mark.parametrize(
@@ -361,20 +353,20 @@ def test_a_broken_bcc_says_so_and_is_not_kept(paths, tmp_path, body):
     paths([], [package(tmp_path / "dist-packages", body=body)])
     for _ in range(2):
         with pytest.raises(SourceError, match="cannot be imported"):
-            bcc_module.load()
+            bcc_loader.load()
     assert not [name for name in sys.modules if "_system_bcc" in name]
 
 
 def test_the_c_source_is_found_in_a_checkout():
-    assert "bpf_probe_read_kernel_str" in bcc_program.source_text()
+    assert "bpf_probe_read_kernel_str" in bcc_loader.source_text()
 
 
 def test_has_ring_closes_what_it_made(monkeypatch):
     before = open_fds()
     monkeypatch.setattr(syscalls, "bpf", lambda command, attr: os.open(os.devnull, os.O_RDONLY))
-    assert bpf_maps.has_ring()
+    assert probe_ring.has_ring()
     monkeypatch.setattr(syscalls, "bpf", lambda command, attr: fail(errno.EINVAL))
-    assert not bpf_maps.has_ring()
+    assert not probe_ring.has_ring()
     assert open_fds() == before
 
 
@@ -389,19 +381,19 @@ def test_the_self_test_believes_only_what_it_sees(monkeypatch):
     monkeypatch.setattr(syscalls, "bpf", lambda command, attr: os.open(os.devnull, os.O_RDONLY))
     for added, exact in ((25, True), (4096, False)):
         batches = iter([[Told(0, added)], [Told(1, added)]])
-        assert self_test.run(lambda it=batches: next(it)) is exact
+        assert probe.run(lambda it=batches: next(it)) is exact
     for batches in ([[], [Told(1, 25)]], [[Told(0, 25)], []]):
         seen = iter(batches)
         with pytest.raises(SourceError, match="inlined"):
-            self_test.run(lambda it=seen: next(it))
+            probe.run(lambda it=seen: next(it))
     info.jited_length = 0
-    assert self_test.run(list)
+    assert probe.run(list)
 
 
 def test_descriptors_that_did_not_fit_are_a_limit_and_not_a_program(monkeypatch):
     before = open_fds()
-    monkeypatch.setattr(bcc_program, "_ask_child", lambda _: [os.open("/dev/null", os.O_RDONLY)])
+    monkeypatch.setattr(bcc_loader, "_ask_child", lambda _: [os.open("/dev/null", os.O_RDONLY)])
     with pytest.raises(OSError) as told:
-        bcc_program.BccProgram([], ("ksym_add", "ksym_del"), ("streams", "events"))
+        bcc_loader.BccProgram([], ("ksym_add", "ksym_del"), ("streams", "events"))
     assert told.value.errno == errno.EMFILE
     assert open_fds() == before

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.sources.ksym_records import ADD, DEL, SEQ_MASK, Counts
-from ksym_plugin.sources.ksym_streams import Streams, merged
+from ksym_plugin.sources.probe_records import ADD, DEL, SEQ_MASK, Counts, Streams, merged
 from ksym_plugin.timeline.symbols import Loss
 
 CPUS = 2

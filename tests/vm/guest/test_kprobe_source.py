@@ -15,7 +15,7 @@ import pytest
 from bcc import BPF
 
 from ksym_plugin.kernel import bpf_prog
-from ksym_plugin.sources import ksym_source, self_test
+from ksym_plugin.sources import probe
 from ksym_plugin.sources.fentry import FentrySource
 from ksym_plugin.sources.kprobe import KprobeSource
 from ksym_plugin.timeline.errors import SourceError
@@ -378,10 +378,10 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch, construct, where):
         raise SourceError("no") if where in ("map", "self-test") else OSError(12, "no memory")
 
     target, name = {
-        "ticker": (ksym_source, "Ticker"),
-        "map": (ksym_source, "counts_buffer"),
-        "self-test": (self_test, "run"),
-        "rings": (ksym_source, "open_rings"),
+        "ticker": (probe, "Ticker"),
+        "map": (probe, "counts_buffer"),
+        "self-test": (probe, "run"),
+        "rings": (probe, "open_rings"),
     }[where]
     monkeypatch.setattr(target, name, fail)
     before, known = fds(), kernel_programs()
@@ -409,7 +409,7 @@ def test_starting_and_stopping_a_hundred_times_leaks_nothing(monkeypatch, ring):
     # The compiler is a process of its own, which is done when it is done.
     source = KprobeSource(ring=ring)
     program = source._program
-    monkeypatch.setattr(ksym_source, "BccProgram", lambda *_: Compiled(program))
+    monkeypatch.setattr(probe, "BccProgram", lambda *_: Compiled(program))
     source._detach()
     before, known, sizes = fds(), kernel_programs(), []
     try:

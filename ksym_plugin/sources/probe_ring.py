@@ -7,19 +7,53 @@ lost, and a call for each record costs more than all the rest.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import time
 from array import array
 
 from ksym_plugin.kernel import syscalls
 from ksym_plugin.kernel.perf_ring import Ring, online_text, parse_cpu_list
-from ksym_plugin.sources import bpf_maps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final, Union
 
     Rings = Union["BpfRing", "PerfBuffers"]
+
+_RINGBUF: Final = 27
+#: map_type, key_size, value_size, max_entries
+_CREATE: Final = struct.Struct("=IIII")
+#: map_fd, padding, the addresses of key and value, flags
+_ELEMENT: Final = struct.Struct("=IIQQQ")
+
+
+def lookup(map_fd: int, key: int, value: array[int]) -> None:
+    """Read an element with a 32-bit key into ``value``, which must have room for all of it."""
+    _element(syscalls.MAP_LOOKUP_ELEM, map_fd, key, value)
+
+
+def update(map_fd: int, key: int, value: array[int]) -> None:
+    """Write an element with a 32-bit key."""
+    _element(syscalls.MAP_UPDATE_ELEM, map_fd, key, value)
+
+
+def has_ring() -> bool:
+    """Whether this kernel has BPF_MAP_TYPE_RINGBUF; found out by making one."""
+    attr = array("B", _CREATE.pack(_RINGBUF, 0, 0, os.sysconf("SC_PAGE_SIZE")) + bytes(56))
+    try:
+        fd = syscalls.bpf(syscalls.MAP_CREATE, attr)
+    except OSError:
+        return False
+    os.close(fd)
+    return True
+
+
+def _element(command: int, map_fd: int, key: int, value: array[int]) -> None:
+    keys = array("I", (key,))
+    addresses = keys.buffer_info()[0], value.buffer_info()[0]
+    syscalls.bpf(command, array("B", _ELEMENT.pack(map_fd, 0, *addresses, 0)))
+
 
 #: A record's header in the ring (struct bpf_ringbuf_hdr): its length with two flags,
 #: then a page offset of no use here.
@@ -174,7 +208,7 @@ class PerfBuffers:
         )
         ring = Ring(syscalls.perf_event_open(attr, -1, cpu), cpu, False, self.size)
         try:
-            bpf_maps.update(self._map_fd, cpu, array("I", (ring.fd,)))
+            update(self._map_fd, cpu, array("I", (ring.fd,)))
         except BaseException:
             ring.close()
             raise

@@ -5,30 +5,91 @@ from __future__ import annotations
 import mmap
 import os
 import select
+import struct
 import time
+from array import array
 from contextlib import ExitStack
 
-from ksym_plugin.kernel import bpf_prog
+from ksym_plugin.kernel import bpf_prog, syscalls
 from ksym_plugin.kernel.perf_ring import possible_count
 from ksym_plugin.kernel.snapshot import Taker
 from ksym_plugin.kernel.syscalls import Ticker
-from ksym_plugin.sources import bpf_maps, self_test
-from ksym_plugin.sources.bcc_program import BccProgram
-from ksym_plugin.sources.ksym_changes import Changes
-from ksym_plugin.sources.ksym_records import ADD, DEL, Record, counts_buffer, parse_counts
-from ksym_plugin.sources.ksym_rings import open_rings
-from ksym_plugin.sources.ksym_streams import Streams, merged
+from ksym_plugin.sources import probe_ring
+from ksym_plugin.sources.bcc_loader import BccProgram
+from ksym_plugin.sources.probe_records import (
+    ADD,
+    DEL,
+    Changes,
+    Record,
+    Streams,
+    counts_buffer,
+    merged,
+    parse_counts,
+)
+from ksym_plugin.sources.probe_ring import open_rings
 from ksym_plugin.sources.source import Source
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import OOL, Loss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Final
 
-    from ksym_plugin.sources.ksym_records import Counts
+    from ksym_plugin.sources.probe_records import Counts, Record
     from ksym_plugin.sources.source import Change
     from ksym_plugin.timeline.symbols import Load
+
+_NAME: Final = "ksym_self_test"
+_SOCKET_FILTER: Final = 1
+#: r0 = 0; exit
+_CODE: Final = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
+#: prog_type, insn_cnt, insns, license, log_level, log_size, log_buf, kern_version,
+#: prog_flags, prog_name
+_LOAD: Final = struct.Struct("=IIQQIIQII16s")
+
+
+def run(take: Callable[[], list[Record]]) -> bool:
+    """Whether the end of a program's symbol is that of its code, as far as can be told.
+
+    ``take`` returns the records that the probe has left since it was last called.
+    SourceError if the probe does not tell of both ends of a program.
+    """
+    try:
+        fd = _load()
+        try:
+            length = bpf_prog.read(fd).jited_length
+            added = _find(take(), ADD)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise SourceError(f"the probe cannot be tried ({error.strerror})") from error
+    deleted = _find(take(), DEL)
+    if not length:
+        # Not JITed, so without a symbol.
+        return True
+    if added is None or deleted is None:
+        raise SourceError(
+            "the probe does not see programs come and go (the compiler of this kernel may "
+            "have inlined bpf_ksym_add or bpf_ksym_del)",
+            "use --source perf_event",
+        )
+    return bool(added.length == length)
+
+
+def _find(records: list[Record], kind: int) -> Record | None:
+    for record in records:
+        if record.kind == kind and record.name.endswith(f"_{_NAME}"):
+            return record
+    return None
+
+
+def _load() -> int:
+    code, license_ = array("B", _CODE), array("B", b"GPL\0")
+    pointers = code.buffer_info()[0], license_.buffer_info()[0]
+    attr = _LOAD.pack(_SOCKET_FILTER, 2, *pointers, 0, 0, 0, 0, 0, _NAME.encode())
+    return syscalls.bpf(syscalls.PROG_LOAD, array("B", attr))
+
 
 #: A record takes some 110 bytes: room for 10,000 loads and their unloads, nearly twice,
 #: while nobody reads. It is kernel memory, held as long as the source.
@@ -66,7 +127,7 @@ class KsymSource(Source):
         self._stack = ExitStack()
         with ExitStack() as stack:
             self._check(stack)
-            use_ring = bpf_maps.has_ring() if ring is None else ring
+            use_ring = probe_ring.has_ring() if ring is None else ring
             pages = _pages(RING_BYTES if ring_bytes is None else ring_bytes)
             flags = [f"-DKSYM_RING_PAGES={pages}"] if use_ring else []
             self._program = _compiled([*self.flags, *flags], self.programs)
@@ -164,7 +225,7 @@ class KsymSource(Source):
         self._checked = at
         self._streams = Streams([self._counts(kind) for kind in (ADD, DEL)], at)
         self._missed = self._misses()
-        exact = self_test.run(self._look)
+        exact = run(self._look)
         self._changes = Changes(exact)
 
     def _poll(self, fds: list[int]) -> None:
@@ -202,7 +263,7 @@ class KsymSource(Source):
         return losses
 
     def _counts(self, kind: int) -> list[Counts]:
-        bpf_maps.lookup(self._program.maps["streams"], kind, self._buffer)
+        probe_ring.lookup(self._program.maps["streams"], kind, self._buffer)
         return parse_counts(self._buffer)
 
     def _misses(self) -> int:

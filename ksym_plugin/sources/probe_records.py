@@ -1,0 +1,242 @@
+"""From the probe's records to changes."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from array import array
+
+from ksym_plugin.timeline.symbols import (
+    BPF_MODULE,
+    BPF_PROG,
+    UNNAMED_BPF,
+    Load,
+    Loss,
+    Symbol,
+    Unload,
+    bpf_kind,
+    is_image,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Final
+
+    from ksym_plugin.sources.source import Change
+
+#: The kinds of a change, which are also the keys of the map ``streams``.
+ADD: Final = 0
+DEL: Final = 1
+
+#: struct record up to its name.
+_HEAD: Final = struct.Struct("=QQIIIIIHBB16s")
+#: The 64-bit words of struct stream.
+_STREAM_WORDS: Final = 3
+#: Numbers are 32 bits wide in records, and go round.
+SEQ_MASK: Final = 0xFFFFFFFF
+
+
+class Record:
+    """One change of one symbol; see struct record for the fields."""
+
+    __slots__ = (
+        "comm",
+        "cpu",
+        "is_prog",
+        "kind",
+        "length",
+        "name",
+        "pid",
+        "prog_id",
+        "seq",
+        "stamp",
+        "start",
+        "tid",
+    )
+
+    def __init__(self, data: bytes) -> None:
+        """struct.error where ``data`` is too short."""
+        (
+            self.stamp,
+            self.start,
+            self.length,
+            self.seq,
+            self.prog_id,
+            self.pid,
+            self.tid,
+            self.cpu,
+            self.kind,
+            self.is_prog,
+            comm,
+        ) = _HEAD.unpack_from(data)
+        self.comm = _text(comm)
+        self.name = _text(data[_HEAD.size :])
+
+
+class Counts:
+    """What the probe has counted on one CPU for one kind of change, since it was loaded."""
+
+    __slots__ = ("lost", "lost_images", "seq")
+
+    def __init__(self, seq: int, lost: int, lost_images: int) -> None:
+        self.seq = seq
+        self.lost = lost
+        self.lost_images = lost_images
+
+
+def parse_counts(data: array[int]) -> list[Counts]:
+    """A value of the map ``streams``: one Counts for each CPU there can be."""
+    return [Counts(*data[at : at + _STREAM_WORDS]) for at in range(0, len(data), _STREAM_WORDS)]
+
+
+def counts_buffer(cpus: int) -> array[int]:
+    """Room for a value of the map ``streams``."""
+    return array("Q", bytes(8 * _STREAM_WORDS * cpus))
+
+
+def _text(data: bytes) -> str:
+    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+
+
+CAUSE: Final = "the probe's ring was full"
+_HALF: Final = 1 << 31
+
+
+class Stream:
+    """The records of one kind on one CPU.
+
+    ``seq`` is the last one's number, ``at`` a time (CLOCK_MONOTONIC ns) until which
+    nothing is missing unreported. ``lost`` counts what is reported as lost, and ``ahead``
+    what of that no gap in the numbers has shown yet.
+    """
+
+    __slots__ = ("ahead", "at", "lost", "seq")
+
+    def __init__(self, seq: int, lost: int, at: int) -> None:
+        self.seq = seq
+        self.lost = lost
+        self.at = at
+        self.ahead = 0
+
+
+class Streams:
+    """All streams, from when the probe has counted ``base``, by kind and CPU."""
+
+    def __init__(self, base: Iterable[Iterable[Counts]], at: int) -> None:
+        self._streams = [
+            [Stream(counts.seq & SEQ_MASK, counts.lost, at) for counts in cpus] for cpus in base
+        ]
+
+    def note(self, record: Record) -> Loss | None:
+        """Take in a record; the loss that its number shows, if any."""
+        stream = self._streams[record.kind][record.cpu]
+        step = (record.seq - stream.seq) & SEQ_MASK
+        if not 0 < step < _HALF:
+            # From before the base.
+            return None
+        shown = min(step - 1, stream.ahead)
+        stream.ahead -= shown
+        count = step - 1 - shown
+        loss = Loss(stream.at, record.stamp, CAUSE, count) if count else None
+        stream.seq = record.seq
+        stream.lost += count
+        stream.at = max(stream.at, record.stamp)
+        return loss
+
+    def compare(self, kind: int, cpus: Iterable[Counts], before: int, after: int) -> list[Loss]:
+        """The losses that nobody has noticed but the probe itself.
+
+        ``cpus`` was counted between ``before`` and ``after``, when all records there were
+        had been taken in before.
+        """
+        losses: list[Loss] = []
+        for stream, counts in zip(self._streams[kind], cpus):
+            count = counts.lost - stream.lost
+            if count > 0:
+                losses.append(Loss(stream.at, after, CAUSE, count))
+                stream.lost += count
+                stream.ahead += count
+                stream.at = after
+            elif counts.seq & SEQ_MASK == (stream.seq + stream.ahead) & SEQ_MASK:
+                stream.at = before
+        return losses
+
+
+def merged(losses: Iterable[Loss]) -> list[Loss]:
+    """The same losses by time, those that overlap in one."""
+    found: list[Loss] = []
+    for loss in sorted(losses, key=lambda loss: loss.since):
+        last = found[-1] if found else None
+        if last is None or loss.since > last.until or last.cause != loss.cause:
+            found.append(loss)
+            continue
+        count = None if last.count is None or loss.count is None else last.count + loss.count
+        found[-1] = Loss(last.since, max(last.until, loss.until), last.cause, count)
+    return found
+
+
+class Changes:
+    """Turns records into changes.
+
+    ``exact`` says whether a program's end is that of its code, and not of its pages.
+    """
+
+    def __init__(self, exact: bool) -> None:
+        self._exact = exact
+        #: Subprograms by start, with the thread that loads them, and the batch they were
+        #: in: the kernel announces them before their program has an id, and it last.
+        self._subprograms: dict[int, tuple[int, int, Load]] = {}
+        self._batch = 0
+
+    def of(self, records: list[Record]) -> list[Change]:
+        """The changes of one batch of records, by time.
+
+        A subprogram that was in an earlier batch than its program comes again, with the
+        program's id.
+        """
+        self._batch += 1
+        changes: list[Change] = []
+        for record in sorted(records, key=lambda record: (record.stamp, -record.kind)):
+            if record.kind == ADD:
+                changes += self._loads(record)
+            else:
+                self._subprograms.pop(record.start, None)
+                prog_id = record.prog_id or None
+                stamp = record.stamp
+                changes.append(Unload(record.start, stamp, stamp, record.name or None, prog_id))
+        return changes
+
+    def forget(self) -> None:
+        """After a loss: whose subprograms are waiting is not known any more."""
+        self._subprograms.clear()
+
+    def _loads(self, record: Record) -> list[Load]:
+        load = self._load(record)
+        if load.symbol.kind != BPF_PROG:
+            return [load]
+        if load.prog_id is None:
+            self._subprograms[record.start] = (record.tid, self._batch, load)
+            return [load]
+        return [*self._identify(record.tid, load.prog_id), load]
+
+    def _identify(self, tid: int, prog_id: int) -> list[Load]:
+        """Give a thread's subprograms their program's id; those reported already."""
+        own = [start for start, (owner, _, _) in self._subprograms.items() if owner == tid]
+        again: list[Load] = []
+        for start in own:
+            _, batch, load = self._subprograms.pop(start)
+            load.prog_id = prog_id
+            if batch != self._batch:
+                again.append(load)
+        return again
+
+    def _load(self, record: Record) -> Load:
+        name = record.name or UNNAMED_BPF
+        kind = bpf_kind(name)
+        symbol = Symbol(record.start, record.start + record.length, name, kind, BPF_MODULE)
+        # A whole page is what the kernel says of an image whose end it does not keep.
+        rounded = record.length >= mmap.PAGESIZE if is_image(kind) else not self._exact
+        prog_id = record.prog_id or None
+        stamp = record.stamp
+        return Load(symbol, stamp, stamp, prog_id, rounded, record.pid, record.comm)
