@@ -16,7 +16,7 @@ import tempfile
 
 from bench.measure import REPO, Figures, run
 from bench.report import WALL, not_measured, row
-from ksym_plugin.history import History
+from ksym_plugin.history.reader import History
 from tests.oracle import probe
 
 TYPE_CHECKING = False

@@ -17,8 +17,8 @@ import time
 from bench import workload
 from bench.measure import Figures, in_child, in_turn, memory_mb, settle
 from bench.report import CPU, WALL, row
-from ksym_plugin.history import History
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.reader import History
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.timeline.symbols import Lifetime, Load
 
 TYPE_CHECKING = False

@@ -18,7 +18,7 @@ import time
 from bench.bench_history import commit
 from bench.measure import REPO, Figures, in_child, run
 from bench.report import CPU, WALL, not_measured, row
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import cache
 from ksym_plugin.kernel.elf import ElfFile
 from ksym_plugin.timeline import packed

@@ -22,9 +22,9 @@ from bench.bench_change import FEWER, REREAD, REREAD_NOTE
 from bench.measure import REPO, Figures, in_child
 from bench.report import CPU, WALL, not_measured, row
 from ksym_plugin.cli.urgency import be_prompt
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.recorder import Recorder
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import PerfClock
-from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources import open_source
 from tests.oracle import probe
 

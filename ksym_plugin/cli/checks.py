@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from ksym_plugin import histories
 from ksym_plugin.cli.output import plural
 from ksym_plugin.cli.script import perf_problem
 from ksym_plugin.cli.times import length
-from ksym_plugin.history import History
+from ksym_plugin.history import locate
+from ksym_plugin.history.reader import History
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.bpf_prog import HIDDEN_PROBLEM, HIDDEN_REMEDY, programs
 from ksym_plugin.kernel.clocks import PerfClock
@@ -142,7 +142,7 @@ def _perf() -> Check:
 
 
 def _history(explicit: str | None) -> Check:
-    path = histories.find(explicit, None)
+    path = locate.find(explicit, None)
     if path is None:
         return Check("history", False, "there is none yet", "make one with: ksym record")
     try:
@@ -153,12 +153,12 @@ def _history(explicit: str | None) -> Check:
 
 
 def _state_of(history: History) -> Check:
-    boot = histories.choose_boot(history, identity.boot_id())
+    boot = locate.choose_boot(history, identity.boot_id())
     if boot is None:
         return Check("history", False, f"{history.path} is empty", "fill it with: ksym record")
     past = history.past(boot)
     if boot.boot_id != identity.boot_id():
-        finding = f"{history.path} has nothing of this boot, but of {histories.describe(boot)}"
+        finding = f"{history.path} has nothing of this boot, but of {locate.describe(boot)}"
         return Check("history", False, finding, "record this boot with: ksym record")
     covered = sum(session.covered - session.started for session in past.sessions)
     killed = sum(session.killed for session in past.sessions)

@@ -9,7 +9,7 @@ from ksym_plugin.cli.output import plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.recorder import Recorder
+    from ksym_plugin.history.recorder import Recorder
     from ksym_plugin.sources import Source
 
 

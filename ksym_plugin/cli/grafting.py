@@ -6,9 +6,9 @@ import contextlib
 import json
 import subprocess
 
-from ksym_plugin import histories
 from ksym_plugin.cli import flamegraph, texts
 from ksym_plugin.cli.output import plural, say
+from ksym_plugin.history import locate
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.stacks import pyspy, pyspy_graft, pyspy_log, pyspy_loose, pyspy_match, pyspy_perf
 from ksym_plugin.stacks import speedscope as speedscope_file
@@ -261,7 +261,7 @@ def _shift(files: Files, reader: Reader) -> int:
 
 def _perf_samples(files: Files) -> tuple[Reader, list[Hit]]:
     """perf's samples, kernel frames named by the history if there is one."""
-    history = histories.find(files.history, files.perf)
+    history = locate.find(files.history, files.perf)
     with _perf_text(files.perf) as text, contextlib.ExitStack() as stack:
         renamer = stack.enter_context(texts.renamer(text, history, None)) if history else None
         reader = pyspy_perf.Reader(renamer)

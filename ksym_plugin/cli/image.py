@@ -13,8 +13,8 @@ from ksym_plugin.kernel.elf import ElfError, ElfFile, Image
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ksym_plugin.history.reader import Past
     from ksym_plugin.kernel.kallsyms import Kallsyms
-    from ksym_plugin.past import Past
 
 vmlinux = click.option(
     "--vmlinux", metavar="FILE", help="Name kernel functions from this vmlinux or .debug file."

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 
-from ksym_plugin import histories
 from ksym_plugin.cli.output import say
-from ksym_plugin.history import History
+from ksym_plugin.history import locate
+from ksym_plugin.history.reader import History
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import PERF, ClockMap, Instant, PerfClock
 from ksym_plugin.timeline.errors import HistoryError, KsymError
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ksym_plugin.past import Past
+    from ksym_plugin.history.reader import Past
 
 
 @contextlib.contextmanager
@@ -25,15 +25,15 @@ def past(explicit: str | None) -> Iterator[Past | None]:
 
     Says which boot that is where there are several, and what the history lacks.
     """
-    path = histories.find(explicit, None)
+    path = locate.find(explicit, None)
     if path is None:
         yield None
         return
     with History(path) as history:
-        boot = histories.choose_boot(history, identity.boot_id())
+        boot = locate.choose_boot(history, identity.boot_id())
         if boot is None:
             raise HistoryError(f"{path} holds nothing yet", "record into it with: ksym record")
-        notice = histories.choice_notice(history, boot)
+        notice = locate.choice_notice(history, boot)
         if notice:
             say(notice)
         known = history.past(boot)

@@ -10,17 +10,17 @@ import time
 
 import click
 
-from ksym_plugin import histories
 from ksym_plugin.cli import costs
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.cli.stopping import Signals, is_foreground
 from ksym_plugin.cli.times import SECOND, history_size, ring_size, span
 from ksym_plugin.cli.urgency import be_prompt
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history import locate
+from ksym_plugin.history.recorder import Recorder
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.kernel.modules import LISTING
-from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources import AUTO, names, open_source
 from ksym_plugin.sources.details import DetailsProcess
 from ksym_plugin.sources.modules import Modules
@@ -56,7 +56,7 @@ _BY_SIGNAL: Final = 128
     "-H",
     "--history",
     "output",
-    default=histories.BESIDE,
+    default=locate.BESIDE,
     show_default=True,
     metavar="FILE",
     help="The history; what it holds already is kept.",

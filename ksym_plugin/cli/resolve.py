@@ -11,7 +11,7 @@ import click
 from ksym_plugin.cli import image, live, lookup, options
 from ksym_plugin.cli.output import hexadecimal, say, write_json, write_lines
 from ksym_plugin.cli.times import Dial
-from ksym_plugin.histories import describe
+from ksym_plugin.history.locate import describe
 from ksym_plugin.kernel.bpf_lines import LiveLines
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.location import Locator
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, Final
 
-    from ksym_plugin.history_programs import Programs
+    from ksym_plugin.history.details import Programs
+    from ksym_plugin.history.reader import Past
     from ksym_plugin.kernel.kallsyms import Kallsyms
-    from ksym_plugin.past import Past
     from ksym_plugin.timeline.symbols import Reason
     from ksym_plugin.timeline.timeline import Timeline
 

@@ -10,8 +10,8 @@ import sys
 import click
 
 import ksym_plugin
-from ksym_plugin import histories
 from ksym_plugin.cli import options, vmlinux
+from ksym_plugin.history import locate
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
@@ -133,7 +133,7 @@ def handled(
     package = package_folder()
     call = ["perf", "script", *(("-i", data) if data else ()), "-s", handler(package)]
     call += [*perf_options, "--", "--format", form]
-    found = histories.find(history, data)
+    found = locate.find(history, data)
     if found is not None:
         call += ["--history", found]
     if clock is not None:

@@ -9,7 +9,7 @@ import click
 from ksym_plugin.cli import live, lookup, options
 from ksym_plugin.cli.output import hexadecimal, plural, write_json, write_lines
 from ksym_plugin.cli.times import Dial
-from ksym_plugin.histories import describe
+from ksym_plugin.history.locate import describe
 from ksym_plugin.kernel import identity
 
 TYPE_CHECKING = False
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any, Final
 
-    from ksym_plugin.boots import Session
-    from ksym_plugin.past import Past
+    from ksym_plugin.history.reader import Past, Session
     from ksym_plugin.timeline.symbols import Lifetime
 
 _ROW: Final = "{:18}  {:>6}  {:>7}  {:24}  {:24}  {}"

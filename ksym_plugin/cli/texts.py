@@ -7,10 +7,10 @@ import re
 
 import click
 
-from ksym_plugin import histories
 from ksym_plugin.cli import live, lookup
 from ksym_plugin.cli.output import say
-from ksym_plugin.history import History
+from ksym_plugin.history import locate
+from ksym_plugin.history.reader import History
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME, ClockMap
 from ksym_plugin.perf.data import MAGIC
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO, Final
 
+    from ksym_plugin.history.reader import Past
     from ksym_plugin.kernel.kallsyms import Kallsyms
-    from ksym_plugin.past import Past
 
 _SIZE: Final = 1 << 20
 #: What ``perf script --header`` prints before everything else.
@@ -98,7 +98,7 @@ def renamer(
     text: Text, history: str | None, clock: str | None, tell: Callable[[str], None] = say
 ) -> Iterator[Renamer | None]:
     """What renames the frames of a text by the history; None if there is no history."""
-    path = histories.find(history, None)
+    path = locate.find(history, None)
     if path is None:
         yield None
         return
@@ -123,8 +123,8 @@ def renamer(
 def _past(history: History, text: Text, tell: Callable[[str], None]) -> Past:
     """The record of the boot that the text can be from."""
     here = identity.boot_id()
-    boot = histories.choose_boot(history, here, release=text.release, host=text.host)
-    return histories.record_of(history, boot, "text", tell)
+    boot = locate.choose_boot(history, here, release=text.release, host=text.host)
+    return locate.record_of(history, boot, "text", tell)
 
 
 def _follower(past: Past) -> Callable[[int], tuple[int, ClockMap]] | None:

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ksym_plugin.past import Past
+    from ksym_plugin.history.reader import Past
     from ksym_plugin.perf.known import Live
     from ksym_plugin.perf.naming import Tally
     from ksym_plugin.timeline.symbols import Reason

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ksym_plugin import histories
-from ksym_plugin.history import History
+from ksym_plugin.history import locate
+from ksym_plugin.history.reader import History
 from ksym_plugin.kernel import identity
 from ksym_plugin.perf.output import say
 from ksym_plugin.timeline.errors import KsymError
@@ -12,9 +12,8 @@ from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.boots import Boot
+    from ksym_plugin.history.reader import Boot, Past
     from ksym_plugin.kernel.clocks import ClockMap
-    from ksym_plugin.past import Past
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.timeline.location import Lines
     from ksym_plugin.timeline.packed import Line
@@ -38,7 +37,7 @@ class Known:
 
     def adopt(self, history: History, recorded: Recorded) -> None:
         """Take the record of the boot that the data is from; the history is ours to close."""
-        boot = histories.choose_boot(
+        boot = locate.choose_boot(
             history,
             identity.boot_id(),
             recorded.build_id,
@@ -51,7 +50,7 @@ class Known:
         anonymous = all(fact is None for fact in told)
         if boot is not None and anonymous and boot.boot_id != identity.boot_id():
             boot = None
-        self.past = histories.record_of(history, boot, "perf.data", say)
+        self.past = locate.record_of(history, boot, "perf.data", say)
         self.clock_map = self.past.clock_map()
         self.lines = self.past.programs
         self.boot = boot
@@ -91,7 +90,7 @@ class Known:
 def find(explicit: str | None, data_path: str | None, recorded: Recorded) -> Known:
     """What there is; KsymError if a history is there and cannot be used."""
     known = Known(_is_this_boot(recorded))
-    path = histories.find(explicit, data_path)
+    path = locate.find(explicit, data_path)
     if path is None:
         known.ask_live()
         return known

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import ClockMap, Instant
 from ksym_plugin.perf.annotate import Annotator

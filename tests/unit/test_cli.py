@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ksym_plugin import histories
 from ksym_plugin.cli import cli, live, script
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history import locate
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import Instant
 from ksym_plugin.kernel.kallsyms import Kallsyms
@@ -64,7 +64,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory of its own on a machine whose boot and symbols are made up."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KSYM_HISTORY", raising=False)
-    monkeypatch.setattr(histories, "SYSTEM", str(tmp_path / "system.db"))
+    monkeypatch.setattr(locate, "SYSTEM", str(tmp_path / "system.db"))
     monkeypatch.setattr(identity, "boot_id", lambda: THIS_BOOT)
     monkeypatch.setattr(Kallsyms, "load", lambda: Kallsyms.parse(KALLSYMS))
     return tmp_path

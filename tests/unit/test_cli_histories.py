@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from ksym_plugin import histories
-from ksym_plugin.history import History
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history import locate
+from ksym_plugin.history.reader import History
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 
 TYPE_CHECKING = False
@@ -22,29 +22,29 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory of its own, and no history anywhere."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KSYM_HISTORY", raising=False)
-    monkeypatch.setattr(histories, "SYSTEM", str(tmp_path / "system.db"))
+    monkeypatch.setattr(locate, "SYSTEM", str(tmp_path / "system.db"))
     return tmp_path
 
 
 def test_the_order_of_places(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = place / "elsewhere" / "perf.data"
     data.parent.mkdir()
-    assert histories.find(None, str(data)) is None
+    assert locate.find(None, str(data)) is None
 
     (place / "system.db").touch()
-    assert histories.find(None, str(data)) == str(place / "system.db")
+    assert locate.find(None, str(data)) == str(place / "system.db")
 
     (data.parent / "ksym.db").touch()
-    assert histories.find(None, str(data)) == str(data.parent / "ksym.db")
-    assert histories.find(None, None) == str(place / "system.db")
+    assert locate.find(None, str(data)) == str(data.parent / "ksym.db")
+    assert locate.find(None, None) == str(place / "system.db")
 
     (place / "ksym.db").touch()
     for here in (None, "-", "perf.data"):
-        assert histories.find(None, here) == "ksym.db"
+        assert locate.find(None, here) == "ksym.db"
 
     monkeypatch.setenv("KSYM_HISTORY", "named/by/the/shell.db")
-    assert histories.find(None, str(data)) == "named/by/the/shell.db"
-    assert histories.find("given.db", str(data)) == "given.db"
+    assert locate.find(None, str(data)) == "named/by/the/shell.db"
+    assert locate.find("given.db", str(data)) == "given.db"
 
 
 def test_a_history_that_may_not_be_looked_for_is_not_passed_over(
@@ -55,7 +55,7 @@ def test_a_history_that_may_not_be_looked_for_is_not_passed_over(
 
     # As an ordinary user meets it in root's folder; root itself may look everywhere.
     monkeypatch.setattr(os, "stat", closed)
-    assert histories.find(None, "closed/perf.data") == "closed/ksym.db"
+    assert locate.find(None, "closed/perf.data") == "closed/ksym.db"
 
 
 BOOTS = (
@@ -94,17 +94,17 @@ def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> History:
 )
 def test_the_boot_that_fits(several: History, known: dict[str, str], chosen: str | None) -> None:
     with several:
-        boot = histories.choose_boot(several, **known)
+        boot = locate.choose_boot(several, **known)
         assert (boot and boot.boot_id) == chosen
 
 
 def test_it_is_said_which_of_several(several: History, tmp_path: Path) -> None:
     with several:
-        boot = histories.choose_boot(several)
+        boot = locate.choose_boot(several)
         assert boot is not None
-        notice = histories.choice_notice(several, boot)
+        notice = locate.choice_notice(several, boot)
     assert "3 boots" in notice and "there" in notice and "6.12.0" in notice
     path = str(tmp_path / "one.db")
     HistoryWriter(path, "made up", 0, None).close(1)
     with History(path) as history:
-        assert histories.choice_notice(history, history.boots()[0]) == ""
+        assert locate.choice_notice(history, history.boots()[0]) == ""

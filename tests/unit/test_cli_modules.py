@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin.cli import record
-from ksym_plugin.history import History
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.reader import History
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import Instant
 from ksym_plugin.sources import modules as modules_module
 from ksym_plugin.timeline.errors import SourceError

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from ksym_plugin.cli import cli, record
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.sources import Source
 from ksym_plugin.timeline.errors import HistoryError, SourceError
 

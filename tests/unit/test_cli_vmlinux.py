@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from tests.unit.elf_files import NOTYPE, TEXT, Sym, vmlinux

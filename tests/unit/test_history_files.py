@@ -12,9 +12,9 @@ from typing import Callable
 
 import pytest
 
-from ksym_plugin.history import History
-from ksym_plugin.history_file import FORMAT
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.reader import History
+from ksym_plugin.history.schema import FORMAT
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.timeline.errors import HistoryError
 from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, load, told
@@ -140,8 +140,8 @@ def test_directory_and_absent_file_are_said(tmp_path: Path) -> None:
 AS_NOBODY = """
 import os, sys
 from ksym_plugin.timeline.errors import HistoryError
-from ksym_plugin.history import History
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.reader import History
+from ksym_plugin.history.writer import HistoryWriter
 os.setgid(65534); os.setuid(65534)
 for use in (History, lambda path: HistoryWriter(path, "test", 1, None)):
     try:
@@ -183,7 +183,7 @@ def test_name_with_characters_of_a_uri(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from ksym_plugin.timeline.errors import HistoryError
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.writer import HistoryWriter
 from tests.unit.helpers import BASE, load, timeline_of
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

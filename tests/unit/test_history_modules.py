@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.history import History
-from ksym_plugin.history_file import query
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.reader import History, Past
+from ksym_plugin.history.schema import query
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.kallsyms import Kallsyms
-from ksym_plugin.past import Past
 from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (

@@ -6,10 +6,9 @@ import os
 import sqlite3
 from pathlib import Path
 
-from ksym_plugin.history import History
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.reader import History, Past
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.bpf_lines import digest_of
-from ksym_plugin.past import Past
 from ksym_plugin.timeline.packed import pack_lines
 from ksym_plugin.timeline.program import GONE, ProgramDetails
 from ksym_plugin.timeline.symbols import Lifetime

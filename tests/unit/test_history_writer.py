@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.history import History
-from ksym_plugin.history_file import HEARTBEAT
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.reader import History, Past
+from ksym_plugin.history.schema import HEARTBEAT
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import Instant
-from ksym_plugin.past import Past
 from ksym_plugin.timeline.errors import HistoryError
 from ksym_plugin.timeline.symbols import AMONG_BPF, GRACE, OUTSIDE_HISTORY, Lifetime, Loss
 from ksym_plugin.timeline.timeline import Timeline
@@ -30,7 +29,7 @@ A, B = "bpf_prog_00000000000000aa_a", "bpf_prog_00000000000000bb_b"
 #: Commits A up to 100, notes B, says so, and waits to be killed.
 WRITER = f"""
 import sys
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.writer import HistoryWriter
 from tests.unit.helpers import BASE, load, timeline_of
 writer = HistoryWriter(sys.argv[1], "test", 10, None)
 first, second = timeline_of(

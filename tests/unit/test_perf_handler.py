@@ -49,7 +49,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No history but what a test names, and no kernel but a small one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KSYM_HISTORY", raising=False)
-    monkeypatch.setattr("ksym_plugin.histories.SYSTEM", str(tmp_path / "none.db"))
+    monkeypatch.setattr("ksym_plugin.history.locate.SYSTEM", str(tmp_path / "none.db"))
     monkeypatch.setattr(Kallsyms, "load", classmethod(lambda _: small_kernel()))
 
 
@@ -365,7 +365,7 @@ def test_a_kept_frame_never_hides_bpf(run: Run, dso: str) -> None:
 
 def clocked(tmp_path: Path, perf: int | None) -> str:
     """A history whose clocks are read once: boot time a minute ahead, real time far."""
-    from ksym_plugin.history_writer import HistoryWriter
+    from ksym_plugin.history.writer import HistoryWriter
 
     path = str(tmp_path / "clocks.db")
     writer = HistoryWriter(path, "test", 0, None)
@@ -455,7 +455,7 @@ def test_the_history_of_another_kernel_is_refused(
     known: dict[str, Any],
     is_explicit: bool,
 ) -> None:
-    from ksym_plugin.history_writer import HistoryWriter
+    from ksym_plugin.history.writer import HistoryWriter
 
     path = str(tmp_path / "ksym.db")
     monkeypatch.setattr(identity, "build_id", lambda *_: "ab" * 20)

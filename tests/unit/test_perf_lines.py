@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import text
 from ksym_plugin.perf.annotate import Annotator
@@ -368,7 +368,7 @@ def test_the_live_system_s_lines(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KSYM_HISTORY", raising=False)
-    monkeypatch.setattr("ksym_plugin.histories.SYSTEM", str(tmp_path / "none.db"))
+    monkeypatch.setattr("ksym_plugin.history.locate.SYSTEM", str(tmp_path / "none.db"))
     monkeypatch.setattr(bpf_lines, "LiveLines", Lines)
     taken = snapshot.Snapshot([load(BASE, 64, MAIN, SECOND, 7)], "")
     monkeypatch.setattr(snapshot, "take", lambda: taken)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.history import History
+from ksym_plugin.history.reader import History
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import text
 from ksym_plugin.perf.handler import Handler

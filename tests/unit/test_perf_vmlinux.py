@@ -11,7 +11,7 @@ import elftools
 import pytest
 
 from ksym_plugin.cli import vmlinux as chooser
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.kernel.elf import ElfError
@@ -59,7 +59,7 @@ def elsewhere(kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KSYM_HISTORY", raising=False)
     monkeypatch.delenv("DEBUGINFOD_URLS", raising=False)
-    monkeypatch.setattr("ksym_plugin.histories.SYSTEM", str(tmp_path / "none.db"))
+    monkeypatch.setattr("ksym_plugin.history.locate.SYSTEM", str(tmp_path / "none.db"))
     monkeypatch.setattr(Kallsyms, "load", classmethod(lambda _: Kallsyms.parse(HIDDEN)))
     monkeypatch.setattr(identity, "start", lambda: None)
     told(monkeypatch, build_id=kernel.build_id, text_start=LINKED + KASLR)

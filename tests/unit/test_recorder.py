@@ -8,13 +8,12 @@ from typing import Any, Callable
 
 import pytest
 
-from ksym_plugin import recorder as recorder_module
-from ksym_plugin.history import History
-from ksym_plugin.history_file import HEARTBEAT
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history import recorder as recorder_module
+from ksym_plugin.history.reader import History, Past
+from ksym_plugin.history.recorder import Recorder
+from ksym_plugin.history.schema import HEARTBEAT
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import Instant
-from ksym_plugin.past import Past
-from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources.source import Source
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import EXACT, GAP, OUTSIDE_HISTORY, Load, Loss, Unload

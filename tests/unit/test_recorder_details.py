@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.kernel.bpf_lines import digest_of
-from ksym_plugin.recorder import Recorder
 from ksym_plugin.timeline.packed import pack_lines
 from ksym_plugin.timeline.program import GONE, ProgramDetails
 from ksym_plugin.timeline.symbols import UNNAMED_BPF

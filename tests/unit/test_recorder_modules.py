@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ksym_plugin.recorder import Recorder
+from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.sources import modules as modules_module
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.reconcile import differences

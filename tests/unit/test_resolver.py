@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from ksym_plugin.history import History
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.reader import History
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.timeline.symbols import (

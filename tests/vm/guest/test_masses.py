@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.history import History
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.reader import History
+from ksym_plugin.history.recorder import Recorder
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import PerfClock
-from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources.kprobe import KprobeSource
 from ksym_plugin.timeline.symbols import GAP, LOST
 from tests.oracle import procs, programs, rawbpf

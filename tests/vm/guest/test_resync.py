@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from bcc import BPF
 
-from ksym_plugin.history_writer import HistoryWriter
+from ksym_plugin.history.recorder import Recorder
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import PerfClock
-from ksym_plugin.recorder import Recorder
 from ksym_plugin.sources.kprobe import KprobeSource
 from tests.oracle import rawbpf
 from tests.vm.guest import burst

@@ -1,28 +1,29 @@
-"""BPF programs in a history: what they were, and their source lines.
+"""Modules in a history: which functions are in the code that a lifetime stands for.
 
-A program is found by its boot and id, a function in it by its start. Line tables are
-kept once for all programs that have the same.
+Function tables are kept once for all modules that have the same.
 """
 
 from __future__ import annotations
 
 from array import array
 
-from ksym_plugin.history_file import query
-from ksym_plugin.timeline.packed import portable, unpack_lines
+from ksym_plugin.history.schema import query
+from ksym_plugin.timeline.packed import PackedFunctions, portable, unpack_lines
 from ksym_plugin.timeline.program import GONE
 from ksym_plugin.timeline.symbols import trampoline_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Iterable
     from typing import Final
 
     from ksym_plugin.timeline.packed import Line, LineTable
     from ksym_plugin.timeline.program import ProgramDetails
     from ksym_plugin.timeline.symbols import Lifetime
 
-_TABLE: Final = "INSERT OR IGNORE INTO line_table (digest, data) VALUES (?, ?)"
+
+_LINE_TABLE: Final = "INSERT OR IGNORE INTO line_table (digest, data) VALUES (?, ?)"
 _PROGRAM: Final = (
     "INTO program (boot, prog_id, tag, type, uid, load_time, starts, problem, line_table)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, (SELECT id FROM line_table WHERE digest = ?))"
@@ -31,7 +32,7 @@ _FORGET_PROGRAMS: Final = (
     "DELETE FROM program WHERE (boot, prog_id) NOT IN"
     " (SELECT boot, prog_id FROM lifetime WHERE prog_id IS NOT NULL)"
 )
-_FORGET_TABLES: Final = (
+_FORGET_LINE_TABLES: Final = (
     "DELETE FROM line_table WHERE id NOT IN"
     " (SELECT line_table FROM program WHERE line_table IS NOT NULL)"
 )
@@ -43,10 +44,10 @@ _SELECT: Final = (
 _MOST_TABLES: Final = 512
 
 
-def write(database: sqlite3.Connection, boot: int, programs: list[ProgramDetails]) -> None:
+def write_program(database: sqlite3.Connection, boot: int, programs: list[ProgramDetails]) -> None:
     """Write what is known of programs. One that is gone never replaces what was known."""
     tables = {known.digest: known.lines for known in programs if known.lines}
-    database.executemany(_TABLE, tables.items())
+    database.executemany(_LINE_TABLE, tables.items())
     targets = [(boot, known.trampoline, known.target) for known in programs if known.target]
     database.executemany("INSERT OR REPLACE INTO trampoline VALUES (?, ?, ?)", targets)
     for known in programs:
@@ -54,10 +55,10 @@ def write(database: sqlite3.Connection, boot: int, programs: list[ProgramDetails
         database.execute(how + _PROGRAM, _values(boot, known))
 
 
-def forget_orphans(database: sqlite3.Connection) -> None:
+def forget_orphaned_programs(database: sqlite3.Connection) -> None:
     """Drop programs without a lifetime, and tables without a program."""
     database.execute(_FORGET_PROGRAMS)
-    database.execute(_FORGET_TABLES)
+    database.execute(_FORGET_LINE_TABLES)
 
 
 class RecordedProgram:
@@ -172,3 +173,52 @@ def _program(row: tuple[bytes, int, int, int, bytes, str | None, int | None]) ->
     return RecordedProgram(
         tag.hex(), kind, uid, load_time, portable(starts).tolist(), problem or "", table
     )
+
+
+_FUNCTION_TABLE: Final = "INSERT OR IGNORE INTO function_table (digest, data) VALUES (?, ?)"
+_MODULE: Final = (
+    "INSERT OR REPLACE INTO module VALUES (?, (SELECT id FROM function_table WHERE digest = ?))"
+)
+_FORGET_MODULES: Final = "DELETE FROM module WHERE lifetime NOT IN (SELECT id FROM lifetime)"
+_FORGET_FUNCTION_TABLES: Final = (
+    "DELETE FROM function_table WHERE id NOT IN (SELECT function_table FROM module)"
+)
+
+
+def write_functions(
+    database: sqlite3.Connection, modules: Iterable[tuple[int, PackedFunctions]]
+) -> None:
+    """Write the functions of lifetimes, which are given by row."""
+    for row, functions in modules:
+        digest = functions.digest
+        database.execute(_FUNCTION_TABLE, (digest, functions.data))
+        database.execute(_MODULE, (row, digest))
+
+
+def forget_orphaned_functions(database: sqlite3.Connection) -> None:
+    """Drop modules without a lifetime, and tables without a module."""
+    database.execute(_FORGET_MODULES)
+    database.execute(_FORGET_FUNCTION_TABLES)
+
+
+class Functions:
+    """The functions of modules; reads from the file what it is asked for."""
+
+    def __init__(self, database: sqlite3.Connection, path: str) -> None:
+        self._database = database
+        self._path = path
+        self._tables: dict[int, PackedFunctions] = {}
+
+    def of(self, lifetime: Lifetime) -> PackedFunctions | None:
+        """Those of a module's lifetime, None if nothing is known of them."""
+        select = "SELECT function_table FROM module WHERE lifetime = ?"
+        rows = query(self._database, self._path, select, lifetime.row)
+        return self._table(rows[0][0]) if rows else None
+
+    def _table(self, number: int) -> PackedFunctions:
+        table = self._tables.get(number)
+        if table is None:
+            select = "SELECT data FROM function_table WHERE id = ?"
+            rows = query(self._database, self._path, select, number)
+            table = self._tables[number] = PackedFunctions(rows[0][0] if rows else b"")
+        return table

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Final
 
-    from ksym_plugin.boots import Boot
-    from ksym_plugin.history import History
-    from ksym_plugin.past import Past
+    from ksym_plugin.history.reader import Boot, History, Past
 
 #: Names a history for every command of a shell or a service.
 VARIABLE: Final = "KSYM_HISTORY"

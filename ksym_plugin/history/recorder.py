@@ -11,7 +11,7 @@ from __future__ import annotations
 import select
 import time
 
-from ksym_plugin.history_file import HEARTBEAT
+from ksym_plugin.history.schema import HEARTBEAT
 from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.reconcile import REST, differences, heal
@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from ksym_plugin.history_writer import HistoryWriter
+    from ksym_plugin.history.writer import HistoryWriter
     from ksym_plugin.sources import Source
     from ksym_plugin.sources.details import DetailsProcess
     from ksym_plugin.sources.modules import Modules

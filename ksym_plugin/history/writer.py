@@ -12,8 +12,8 @@ import contextlib
 import os
 import sqlite3
 
-from ksym_plugin import history_modules, history_programs
-from ksym_plugin.history_file import (
+from ksym_plugin.history import details
+from ksym_plugin.history.schema import (
     COLUMNS,
     KINDS,
     PAGE_SHIFT,
@@ -104,7 +104,7 @@ class HistoryWriter:
                 f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND unloaded IS NULL", (self.boot,)
             )
         ]
-        functions = history_modules.Functions(database, self.path)
+        functions = details.Functions(database, self.path)
         for lifetime in self.earlier:
             if lifetime.symbol.kind == MODULE:
                 lifetime.functions = functions.of(lifetime)
@@ -224,9 +224,9 @@ class HistoryWriter:
             if further:
                 database.executemany(_WIDEN, [span * 2 for span in further])
             if modules:
-                history_modules.write(database, modules)
+                details.write_functions(database, modules)
             if self._programs:
-                history_programs.write(database, self.boot, self._programs)
+                details.write_program(database, self.boot, self._programs)
             database.execute(
                 "UPDATE session SET covered = max(covered, ?) WHERE id = ?",
                 (covered, self._session),
@@ -262,8 +262,8 @@ class HistoryWriter:
                 self.boot,
             )
             self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
-            history_programs.forget_orphans(database)
-            history_modules.forget_orphans(database)
+            details.forget_orphaned_programs(database)
+            details.forget_orphaned_functions(database)
             # The last instant before is kept: times up to the next one need both.
             self._execute(
                 "DELETE FROM instant WHERE session IN (SELECT id FROM session WHERE boot = ?)"
@@ -297,8 +297,8 @@ class HistoryWriter:
             self._execute("DELETE FROM session WHERE boot = ?", boot)
             self._execute("DELETE FROM boot WHERE id = ?", boot)
             self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
-            history_programs.forget_orphans(database)
-            history_modules.forget_orphans(database)
+            details.forget_orphaned_programs(database)
+            details.forget_orphaned_functions(database)
 
     def _used_bytes(self) -> int:
         pages, free, size = (

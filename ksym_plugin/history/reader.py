@@ -1,24 +1,30 @@
-"""What was recorded of one boot: a timeline that is read from the file as it is asked."""
+"""The timeline kept in an SQLite file: looking back.
+
+One row a lifetime and one a session of recording; several boots and several hosts fit
+in one file, and a look-up never crosses a boot. Readers may open the file while it is
+written (WAL). What a dead writer left is readable as it is: its session counts as
+covered up to its last commit and as unknown after that.
+"""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
 
-from ksym_plugin.boots import Session
-from ksym_plugin.history_file import (
+from ksym_plugin.history.details import Functions, Programs
+from ksym_plugin.history.schema import (
     COLUMNS,
     HEARTBEAT,
     KINDS,
     PAGE_SHIFT,
+    check_format,
+    connect_read_only,
     is_running,
     lifetime_of,
     query,
     signed,
     unsigned,
 )
-from ksym_plugin.history_modules import Functions
-from ksym_plugin.history_programs import Programs
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import ClockMap, Instant
 from ksym_plugin.timeline.index import GROUND_SHIFT
@@ -43,8 +49,61 @@ if TYPE_CHECKING:
     import sqlite3
     from typing import Any, Final
 
-    from ksym_plugin.boots import Boot
     from ksym_plugin.timeline.timeline import Answer
+
+
+class Boot:
+    """One boot of one host, as the recorder saw it."""
+
+    __slots__ = ("boot_id", "build_id", "host", "release", "row", "text_start")
+
+    def __init__(
+        self,
+        row: int,
+        boot_id: str,
+        host: str,
+        release: str,
+        build_id: str | None,
+        text_start: int | None,
+    ) -> None:
+        self.row = row
+        self.boot_id = boot_id
+        self.host = host
+        self.release = release
+        self.build_id = build_id
+        self.text_start = text_start
+
+
+class Session:
+    """One run of a recorder: it covers ``started`` to ``covered`` (CLOCK_MONOTONIC ns).
+
+    ``closed`` says that it ended in order; ``writing`` that its recorder is at work now.
+    Neither means that it was killed after ``covered``. ``modules`` says that it kept
+    modules as well.
+    """
+
+    __slots__ = ("closed", "covered", "modules", "source", "started", "writing")
+
+    def __init__(
+        self,
+        source: str,
+        started: int,
+        covered: int,
+        closed: bool,
+        writing: bool,
+        modules: bool,
+    ) -> None:
+        self.modules = modules
+        self.source = source
+        self.started = started
+        self.covered = covered
+        self.closed = closed
+        self.writing = writing
+
+    @property
+    def killed(self) -> bool:
+        return not self.closed and not self.writing
+
 
 _AT_PAGE: Final = (
     f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ? UNION ALL"
@@ -328,3 +387,38 @@ class Past:
 def seconds(time_ns: int) -> str:
     """A time as perf script prints it."""
     return f"{time_ns // 1_000_000_000}.{time_ns // 1000 % 1_000_000:06d}"
+
+
+class History:
+    """A history file, opened for reading. Raises HistoryError if it cannot be used."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        check_format(path)
+        self._database = connect_read_only(path)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def boots(self) -> list[Boot]:
+        """The boots in the file, the one recorded last at the end."""
+        rows = query(
+            self._database,
+            self.path,
+            "SELECT b.id, boot_id, host, release, build_id, text_start FROM boot b"
+            " JOIN session s ON s.boot = b.id GROUP BY b.id ORDER BY max(s.id)",
+        )
+        return [
+            Boot(row, boot_id, host, release, build_id, text and unsigned(text))
+            for row, boot_id, host, release, build_id, text in rows
+        ]
+
+    def past(self, boot: Boot) -> Past:
+        """Everything recorded in one boot."""
+        return Past(self._database, self.path, boot)

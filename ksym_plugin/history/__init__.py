@@ -1,0 +1,1 @@
+"""The SQLite file that remembers which program and module sat where, and when."""
