@@ -10,7 +10,7 @@ import random
 
 from bench.measure import Figures, in_turn
 from bench.report import CPU, row
-from ksym_plugin.stacks import folded, svg
+from ksym_plugin.stacks import flamegraph, folded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def rows(quick: bool) -> list[dict[str, Any]]:
 
     def draw() -> None:
         nonlocal drawn
-        drawn = "".join(svg.draw(folded.parse(lines).counts, svg.Picture()))
+        drawn = "".join(flamegraph.draw(folded.parse(lines).counts, flamegraph.Picture()))
 
     (taken,) = in_turn(rounds, lambda: draw)
     size = len(drawn.encode("utf-8")) / 1e6

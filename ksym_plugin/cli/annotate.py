@@ -8,15 +8,15 @@ import click
 
 from ksym_plugin.cli import live, lookup, options, texts
 from ksym_plugin.cli.output import say
-from ksym_plugin.perf.annotate import Annotator
-from ksym_plugin.perf.lines import Cutter
-from ksym_plugin.stacks.repair import Repairer
+from ksym_plugin.perf.repaint import Annotator
+from ksym_plugin.perf.repair import Repairer
+from ksym_plugin.perf.text import Cutter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ksym_plugin.perf.renaming import Renamer
+    from ksym_plugin.perf.repaint import Renamer
 
 
 @click.command(

@@ -7,7 +7,7 @@ import os
 import click
 
 from ksym_plugin.cli.output import Failure, plural, say
-from ksym_plugin.stacks import folded, speedscope, svg
+from ksym_plugin.stacks import flamegraph, folded, speedscope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _LONGEST: Final = 1 << 24
 @click.option(
     "--min-width",
     type=click.FloatRange(0),
-    default=svg.LEAST,
+    default=flamegraph.LEAST,
     show_default=True,
     metavar="PIXELS",
     help="Narrower frames are left out.",
@@ -67,7 +67,9 @@ def command(
     stacks = read(file)
     title = title or ("Flame graph" if file == "-" else os.path.basename(file))
     if form == "svg":
-        pieces = svg.draw(stacks.counts, svg.Picture(title, width, min_width, inverted))
+        pieces = flamegraph.draw(
+            stacks.counts, flamegraph.Picture(title, width, min_width, inverted)
+        )
     else:
         pieces = speedscope.write(title, [("all", sorted(stacks.counts.items()))])
     write(pieces, output)

@@ -8,9 +8,8 @@ import click
 
 from ksym_plugin.cli import options, parts, texts
 from ksym_plugin.cli.output import plural, say
-from ksym_plugin.perf.renaming import text_of
-from ksym_plugin.stacks.fold import Folder, Options
-from ksym_plugin.stacks.spelling import Style
+from ksym_plugin.perf.fold import Folder, Options, Style
+from ksym_plugin.perf.repaint import text_of
 
 _MOST_NAMED = 10
 

@@ -10,9 +10,9 @@ from ksym_plugin.cli import flamegraph, texts
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.history import locate
 from ksym_plugin.perf.data import MAGIC
+from ksym_plugin.stacks import flamegraph as picture
 from ksym_plugin.stacks import pyspy, pyspy_graft, pyspy_log, pyspy_loose, pyspy_match, pyspy_perf
 from ksym_plugin.stacks import speedscope as speedscope_file
-from ksym_plugin.stacks import svg as picture
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False

@@ -7,7 +7,7 @@ import os
 
 from ksym_plugin.cli import texts
 from ksym_plugin.perf import text as grammar
-from ksym_plugin.stacks.fold import Folder, Options, Sums
+from ksym_plugin.perf.fold import Folder, Options, Sums
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from typing import IO, Final, Optional
 
-    from ksym_plugin.perf.renaming import Renamer
-    from ksym_plugin.perf.text_tally import TextTally
+    from ksym_plugin.perf.repaint import Renamer, TextTally
 
     Range = tuple[int, int]
     #: ``--history`` and ``--clock``.

@@ -12,7 +12,7 @@ import click
 from ksym_plugin.cli import options
 from ksym_plugin.cli.output import Failure, say, write_json, write_lines
 from ksym_plugin.cli.script import handled
-from ksym_plugin.stacks.lifetimes import lived, loader
+from ksym_plugin.stacks.account import lived, loader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from ksym_plugin.history.reader import History
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME, ClockMap
 from ksym_plugin.perf.data import MAGIC
-from ksym_plugin.perf.known import Live
-from ksym_plugin.perf.renaming import Renamer
+from ksym_plugin.perf.repaint import Renamer
+from ksym_plugin.perf.session import Live
 from ksym_plugin.perf.text import BOM
 from ksym_plugin.timeline.errors import KsymError
 

@@ -8,7 +8,7 @@ from ksym_plugin.cli.output import say
 from ksym_plugin.kernel import debuginfod
 from ksym_plugin.kernel.elf import ElfFile, Image
 from ksym_plugin.perf import data
-from ksym_plugin.perf.vmlinux import VARIABLE
+from ksym_plugin.perf.session import VARIABLE
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False

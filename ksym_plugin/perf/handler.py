@@ -7,14 +7,19 @@ sample is counted, and the sample is passed on as perf had it.
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import sys
+
 from ksym_plugin.kernel.clocks import clock_of_attr
 from ksym_plugin.kernel.kallsyms import Kallsyms
-from ksym_plugin.perf import data, known, outputs
-from ksym_plugin.perf.kept import CoreFrames, PassingFrames
-from ksym_plugin.perf.naming import Tally, clean, decide, is_core, nameless_dso, spelled
-from ksym_plugin.perf.output import give_up_output, say
-from ksym_plugin.perf.placing import Placer
-from ksym_plugin.perf.stamps import Stamps
+from ksym_plugin.perf import data, pictures, session
+from ksym_plugin.perf.frame_cache import CoreFrames, PassingFrames
+from ksym_plugin.perf.namer import Tally, clean, decide, is_core, nameless_dso, spelled
+from ksym_plugin.perf.options import parse
+from ksym_plugin.perf.output import Placer, give_up_output, say
+from ksym_plugin.perf.session import Stamps
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.timeline.symbols import BPF_MODULE, MODULE, UNKNOWN_ADDRESS, Frame, Reason
@@ -26,9 +31,42 @@ if TYPE_CHECKING:
 
     from ksym_plugin.kernel.elf import Image
     from ksym_plugin.perf.options import Options
-    from ksym_plugin.perf.renaming import Renamer
-    from ksym_plugin.perf.vmlinux import KernelLines
+    from ksym_plugin.perf.repaint import Renamer
+    from ksym_plugin.perf.session import KernelLines
     from ksym_plugin.timeline.location import Place
+
+#: Built into perf's own interpreter and no other.
+_PERF_MODULE: Final = "perf_trace_context"
+
+
+def start(arguments: list[str]) -> Handler:
+    """The handler for the perf this runs inside of; exits with a sentence if it cannot be.
+
+    Where there is no perf around it, it is a program: that runs, and exits at its end.
+    """
+    is_embedded = _PERF_MODULE in sys.builtin_module_names
+    options = parse(arguments, is_embedded)
+    _prepare()
+    try:
+        if is_embedded:
+            return Handler(options, data.path_of_running_perf())
+        from ksym_plugin.perf import program
+
+        sys.exit(program.run(options))
+    except KsymError as error:
+        say(str(error))
+        sys.exit(1)
+
+
+def _prepare() -> None:
+    """Make the interpreter one that does nothing but handle samples."""
+    # Every sample is a tree of dicts without cycles: looking for some costs a twentieth.
+    gc.disable()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # As perf itself: a closed pipe ends it.
+    if sys.stdout is None:  # closed by whoever started perf
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for good
+    sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
+
 
 _KERNEL_HALF: Final = 1 << 63
 _GUEST: Final = "[guest."
@@ -40,12 +78,12 @@ class Handler:
     def __init__(self, options: Options, data_path: str | None) -> None:
         self.tally = Tally()
         self.recorded = data.read(data_path)
-        self._output = outputs.choose(options, data_path, self.recorded)
+        self._output = pictures.choose(options, data_path, self.recorded)
         self._user = self._output.user
         self._clock = options.clock
         #: Whether some of the output could not be written.
         self.is_cut_short = False
-        self._known = known.find(options.history, data_path, self.recorded)
+        self._known = session.find(options.history, data_path, self.recorded)
         self._past, self._clock_map = self._known.past, self._known.clock_map
         self._has_modules = self._past is not None and self._past.has_modules
         self._monotonic = Stamps(options.clock, self._clock_map).monotonic
@@ -68,11 +106,11 @@ class Handler:
         self._leaves = PassingFrames(self._past, self.tally) if wants_lines else self._callers
 
     def _open_image(self, path: str, with_lines: bool) -> None:
-        from ksym_plugin.perf import vmlinux
+        from ksym_plugin.perf import session
 
-        self._image = vmlinux.opened(path, self.recorded, self._known)
+        self._image = session.opened(path, self.recorded, self._known)
         if self._image is not None and with_lines:
-            self._kernel_lines = vmlinux.KernelLines(self._image)
+            self._kernel_lines = session.KernelLines(self._image)
 
     def process_event(self, event: dict[str, Any]) -> None:
         """A sample, as perf hands it over."""
@@ -115,7 +153,7 @@ class Handler:
 
         KsymError if the samples are on a clock that it cannot place, or on several.
         """
-        from ksym_plugin.perf.renaming import Renamer
+        from ksym_plugin.perf.repaint import Renamer
 
         clocks = {self._clock or clock_of_attr(attr) for attr in self.recorded.attrs.values()}
         if self._past is not None and (len(clocks) > 1 or None in clocks):

@@ -12,13 +12,14 @@ import struct
 import sys
 from collections import defaultdict
 
-from ksym_plugin.perf.placing import base
+from ksym_plugin.timeline.location import Locator, Place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final, Protocol, TextIO
 
-    from ksym_plugin.timeline.location import Place
+    from ksym_plugin.timeline.location import KernelLines, Lines, Place
+    from ksym_plugin.timeline.symbols import Frame
 
     class Output(Protocol):
         """What prints samples: a frame is a piece of text to it, a sample its pieces."""
@@ -35,6 +36,43 @@ if TYPE_CHECKING:
         ) -> str: ...
         def sample(self, event: dict[str, Any], pieces: list[str], /) -> None: ...
         def close(self) -> None: ...
+
+
+_LONGEST: Final = 255  # NAME_MAX
+
+
+class Placer:
+    """Finds the places of frames; ``kernel`` knows the lines of the core image, or is None."""
+
+    def __init__(self, lines: Lines, kernel: KernelLines | None) -> None:
+        self._locator = Locator(lines, kernel)
+        self._kernel = kernel
+
+    def of(self, frame: Frame, is_leaf: bool) -> Place:
+        """The place of a frame that the history or a table of the kernel has named."""
+        self._locator.locate((frame,), is_leaf)
+        return Place(frame.lifetime, frame.file, frame.line, frame.text, frame.traced)
+
+    def of_core(self, address: int, offset: int | None, is_leaf: bool) -> Place | None:
+        """The place of a frame that perf has named in the core image."""
+        if self._kernel is None:
+            return None
+        # As the Locator does: what is before the first byte is another function's.
+        line = self._kernel.line(address if is_leaf or offset == 0 else address - 1)
+        return None if line is None else Place(None, line.file, line.line, line.text or None)
+
+
+def base(file: str) -> str:
+    """A file's name without its folder, as perf shows it; without blanks, which end it.
+
+    Any file can be named by who compiled it: in perf's text a line that has no blanks is
+    neither a header nor a frame. What is longer than a file's name can be is cut, as it may
+    stand in every sample.
+    """
+    name = file.rpartition("/")[2][:_LONGEST]
+    if name.isprintable() and " " not in name:
+        return name
+    return "".join(c if c.isprintable() and c != " " else "_" for c in name)
 
 
 #: perf's sign that samples carry no CPU.

@@ -1,24 +1,166 @@
-"""What the handler draws: samples as a flame graph, or for speedscope.
-
-BPF frames are a class of their own in both, and what the history knows of a program goes
-with its frames: who it was, and which of its source lines they were at.
-"""
+"""Which output prints in which format."""
 
 from __future__ import annotations
 
-from ksym_plugin.perf.hot_lines import HotLines, unmarked
-from ksym_plugin.perf.naming import is_bpf_name
-from ksym_plugin.perf.output import FoldedOutput
-from ksym_plugin.stacks import speedscope, svg
-from ksym_plugin.stacks.lifetimes import told
+import os
+import sys
+
+from ksym_plugin.perf.namer import is_bpf_name
+from ksym_plugin.perf.output import FoldedOutput, TextOutput, base
+from ksym_plugin.stacks import flamegraph, speedscope
+from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account, told
+from ksym_plugin.stacks.folded import cut
 from ksym_plugin.timeline.symbols import BPF_MODULE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any, Final, TextIO
 
+    from ksym_plugin.perf.data import Recorded
+    from ksym_plugin.perf.options import Options
+    from ksym_plugin.perf.output import Output
     from ksym_plugin.timeline.location import Place
     from ksym_plugin.timeline.symbols import Lifetime
+
+#: Outputs of folded stacks replace it in names, as all control characters.
+_MARK: Final = "\x1f"
+#: How many lines of a frame are told, how wide their places are, and how much of each text.
+_MOST: Final = 5
+_WHERE: Final = 40
+_TEXT: Final = 60
+
+
+class HotLines:
+    """The lines of frames, by the text of the frame without its mark."""
+
+    def __init__(self) -> None:
+        self._places: list[Place] = []
+        self._numbers: dict[tuple[str | None, int | None, str | None], int] = {}
+        self._samples: dict[str, float] = {}
+        self._counts: dict[str, dict[int, float]] = {}
+
+    def marked(self, piece: str, place: Place) -> str:
+        """A frame with its place, if that has a line."""
+        if place.file is None:
+            return piece
+        key = (place.file, place.line, place.text)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._places)
+            self._places.append(place)
+        return f"{piece}{_MARK}{number}"
+
+    def sum_up(self, stacks: Mapping[str, float]) -> dict[str, float]:
+        """The stacks without marks, their lines counted.
+
+        A sample counts once for a line of a frame, however often it is in its stack.
+        """
+        plain: dict[str, float] = {}
+        for stack, samples in stacks.items():
+            whole = stack
+            if _MARK in stack:
+                self._count(stack, samples)
+                whole = unmarked(stack)
+            plain[whole] = plain.get(whole, 0) + samples
+        return plain
+
+    def pieces(self) -> list[str]:
+        """The frames that have lines."""
+        return list(self._counts)
+
+    def hottest(self) -> dict[str, tuple[str, int]]:
+        """The file and the line at which each frame was most often."""
+        found = {}
+        for piece in self._counts:
+            place = self._places[self._ranked(piece)[0][0]]
+            found[piece] = (place.file or "", place.line or 0)
+        return found
+
+    def told(self, piece: str) -> list[str]:
+        """A frame's hottest lines in words, each with its share of the frame's samples."""
+        if piece not in self._counts:
+            return []
+        ranked = self._ranked(piece)
+        whole = self._samples[piece]
+        wide = min(max(len(self._where(number)) for number, _ in ranked[:_MOST]), _WHERE)
+        lines = [
+            f"{self._where(number):<{wide}}  {100 * samples / whole:3.0f} %"
+            f"  {self._text(number)}".rstrip()
+            for number, samples in ranked[:_MOST]
+        ]
+        more = len(ranked) - _MOST
+        return lines + ([f"and {more} more lines"] if more > 0 else [])
+
+    def _count(self, stack: str, samples: float) -> None:
+        met = set(stack.split(";"))
+        names = set()
+        for frame in met:
+            piece, mark, number = frame.partition(_MARK)
+            if not mark:
+                continue
+            names.add(piece)
+            counts = self._counts.setdefault(piece, {})
+            counts[int(number)] = counts.get(int(number), 0) + samples
+        for piece in names:
+            self._samples[piece] = self._samples.get(piece, 0) + samples
+
+    def _ranked(self, piece: str) -> list[tuple[int, float]]:
+        """A frame's places, the hottest first; then as they stand in the source."""
+        places = self._places
+        return sorted(
+            self._counts[piece].items(),
+            key=lambda item: (-item[1], places[item[0]].file or "", places[item[0]].line or 0),
+        )
+
+    def _where(self, number: int) -> str:
+        place = self._places[number]
+        return f"{base(place.file or '')}:{place.line}"
+
+    def _text(self, number: int) -> str:
+        return cut(" ".join((self._places[number].text or "").split()), _TEXT)
+
+
+def unmarked(stack: str) -> str:
+    """A stack without the numbers of places."""
+    return ";".join([frame.partition(_MARK)[0] for frame in stack.split(";")])
+
+
+class ReportOutput:
+    """Samples by BPF program; see ``Account.documents``."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._account = Account()
+
+    def user(self, _node: dict[str, Any]) -> str:
+        return ELSEWHERE
+
+    def kernel(
+        self,
+        _address: int,
+        name: str,
+        _offset: int | None,
+        dso: str,
+        place: Place | None = None,
+    ) -> str:
+        if dso == BPF_MODULE or (name and is_bpf_name(name, dso)):
+            # Code without a name, as classic BPF is, goes by what it is known to be.
+            return self._account.frame(name or BPF_MODULE, place)
+        # What a virtual machine was at is not this kernel's time.
+        return ELSEWHERE if dso.startswith("[guest") else KERNEL
+
+    def sample(self, event: dict[str, Any], pieces: list[str]) -> None:
+        comm = event.get("comm")
+        self._account.add(str(event.get("ev_name")), ":-1" if comm is None else str(comm), pieces)
+
+    def close(self) -> None:
+        import json
+
+        json.dump(self._account.documents(), self._stream)
+        self._stream.write("\n")
+        self._stream.flush()
+
 
 #: How many programs of one name a tooltip tells of.
 _MOST_TOLD: Final = 4
@@ -56,10 +198,12 @@ class SvgOutput(FoldedOutput):
         return self._lines.marked(piece, place)
 
     def _print(self) -> None:
-        picture = svg.Picture(self._title)
+        picture = flamegraph.Picture(self._title)
         counts = self._lines.sum_up(self._stacks)
         noted = {*self._programs, *self._traced, *self._lines.pieces()}
-        for part in svg.draw(counts, picture, {piece: self._notes(piece) for piece in noted}):
+        for part in flamegraph.draw(
+            counts, picture, {piece: self._notes(piece) for piece in noted}
+        ):
             self._stream.write(part)
 
     def _notes(self, piece: str) -> list[str]:
@@ -107,3 +251,18 @@ class SpeedscopeOutput(SvgOutput):
         profiles = [merged, *threads]
         for part in speedscope.write(self._title, profiles, self._lines.hottest()):
             self._stream.write(part)
+
+
+def choose(options: Options, data_path: str | None, recorded: Recorded) -> Output:
+    """What prints in the format asked for; the text's own columns need perf's header."""
+    if options.format == "text":
+        return TextOutput(sys.stdout, recorded.width)
+    if options.format == "folded":
+        return FoldedOutput(sys.stdout)
+
+    if options.format == "report":
+        return ReportOutput(sys.stdout)
+    name = os.path.basename(data_path or "") or "perf.data"
+    if options.format == "svg":
+        return SvgOutput(sys.stdout, name)
+    return SpeedscopeOutput(sys.stdout, name)

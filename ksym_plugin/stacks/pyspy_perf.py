@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 
 from ksym_plugin.perf import text
-from ksym_plugin.perf.lines import Cutter
-from ksym_plugin.stacks.spelling import Style, spelled, task
+from ksym_plugin.perf.fold import Style, spelled, task
+from ksym_plugin.perf.text import Cutter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Final
 
-    from ksym_plugin.perf.renaming import Renamer
+    from ksym_plugin.perf.repaint import Renamer
 
 #: In what perf script prints for ``--header``.
 _CLOCKID: Final = re.compile(rb"# event : .*use_clockid = 1.*clockid = (-?\d+)")

@@ -6,8 +6,7 @@ package too. All profiles share one table of frames.
 
 from __future__ import annotations
 
-from ksym_plugin.stacks.folded import BPF, KERNEL, frame_of
-from ksym_plugin.stacks.names import readable
+from ksym_plugin.stacks.folded import BPF, KERNEL, frame_of, readable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import ClockMap, Instant
-from ksym_plugin.perf.annotate import Annotator
-from ksym_plugin.perf.lines import LONGEST
-from ksym_plugin.perf.renaming import Renamer
+from ksym_plugin.perf.repaint import Annotator, Renamer
+from ksym_plugin.perf.text import LONGEST
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.symbols import Loss
 from tests.unit.helpers import load, timeline_of, unload

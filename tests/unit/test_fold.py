@@ -19,10 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.cli import parts
-from ksym_plugin.perf.renaming import Renamer
-from ksym_plugin.perf.text_tally import TextTally
-from ksym_plugin.stacks.fold import Folder, Options, Sums
-from ksym_plugin.stacks.spelling import tidied
+from ksym_plugin.perf.fold import Folder, Options, Sums, tidied
+from ksym_plugin.perf.repaint import Renamer, TextTally
 from ksym_plugin.timeline.errors import HistoryError, KsymError
 from tests.unit.texts import (
     REFERENCE,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin.perf import text
-from ksym_plugin.stacks.inline import Inliner
+from ksym_plugin.perf.fold import Inliner
 from tests.unit.texts import folded
 
 #: Prints what binutils 2.40 prints: address, then function and place of each, innermost first.

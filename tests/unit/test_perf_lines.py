@@ -13,15 +13,13 @@ from hypothesis import strategies as st
 
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import MONOTONIC
-from ksym_plugin.perf import text
-from ksym_plugin.perf.annotate import Annotator
+from ksym_plugin.perf import fold, text
+from ksym_plugin.perf.fold import Style
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.output import FoldedOutput, TextOutput
 from ksym_plugin.perf.pictures import SvgOutput
-from ksym_plugin.perf.renaming import Renamer
-from ksym_plugin.stacks import fold
-from ksym_plugin.stacks.spelling import Style
+from ksym_plugin.perf.repaint import Annotator, Renamer
 from ksym_plugin.timeline.location import Place
 from ksym_plugin.timeline.packed import pack_lines
 from ksym_plugin.timeline.program import ProgramDetails

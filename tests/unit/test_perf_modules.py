@@ -10,10 +10,10 @@ from ksym_plugin.history.reader import History
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import text
 from ksym_plugin.perf.handler import Handler
-from ksym_plugin.perf.naming import Tally, decide, is_module
+from ksym_plugin.perf.namer import Tally, decide, is_module
 from ksym_plugin.perf.options import Options
-from ksym_plugin.perf.renaming import Renamer
-from ksym_plugin.stacks.repair import Repairer
+from ksym_plugin.perf.repaint import Renamer
+from ksym_plugin.perf.repair import Repairer
 from ksym_plugin.timeline.symbols import BETWEEN, NOT_LOADED, UNKNOWN_ADDRESS, Reason
 from tests.unit.helpers import BASE
 from tests.unit.perf_events import SECOND, bpf, event, node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ksym_plugin.perf.naming import Tally, clean, decide, is_bpf_name, nameless_dso, spelled
+from ksym_plugin.perf.namer import Tally, clean, decide, is_bpf_name, nameless_dso, spelled
 from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
     AMONG_BPF,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ksym_plugin.perf.pictures import SpeedscopeOutput, SvgOutput
-from ksym_plugin.stacks.lifetimes import duration, lived, told
+from ksym_plugin.stacks.account import duration, lived, told
 from ksym_plugin.timeline.location import Place
 from ksym_plugin.timeline.symbols import Lifetime, Load
 from tests.unit.helpers import BASE, load

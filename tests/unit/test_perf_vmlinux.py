@@ -16,7 +16,7 @@ from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
-from ksym_plugin.perf import data, vmlinux
+from ksym_plugin.perf import data, session
 from ksym_plugin.perf.data import Recorded
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options, parse
@@ -231,10 +231,10 @@ print(problem or sys.modules["elftools"].__path__, importlib.util.find_spec("cli
 
 @pytest.mark.parametrize("folder", [None, "/nowhere/elftools", "ours"])
 def test_pyelftools_alone_is_taken_from_where_ksym_script_has_it(folder: str | None) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != vmlinux.VARIABLE}
+    environment = {key: value for key, value in os.environ.items() if key != session.VARIABLE}
     if folder is not None:
         environment.update(
-            chooser.environment() if folder == "ours" else {vmlinux.VARIABLE: folder}
+            chooser.environment() if folder == "ours" else {session.VARIABLE: folder}
         )
     done = subprocess.run(
         [interpreter(), "-S", "-s", "-B", "-c", CHILD, REPO],
@@ -254,7 +254,7 @@ def test_what_is_no_pyelftools_is_said(code: str, tmp_path: Path) -> None:
     (tmp_path / "__init__.py").write_text(code)
     done = subprocess.run(
         [interpreter(), "-S", "-s", "-B", "-c", CHILD, REPO],
-        env={**os.environ, "PYTHONPATH": "", vmlinux.VARIABLE: str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": "", session.VARIABLE: str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
@@ -267,7 +267,7 @@ def test_what_is_no_pyelftools_is_said(code: str, tmp_path: Path) -> None:
 def test_without_pyelftools_it_is_said_and_the_rest_goes_on(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(vmlinux, "_load_elftools", lambda: "No module named 'elftools'")
+    monkeypatch.setattr(session, "_load_elftools", lambda: "No module named 'elftools'")
     fed(options(kernel.path), event(node(kernel.at(next(iter(kernel.functions)), 8))))
     out, err = capsys.readouterr()
     assert "[unknown]" in out

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.history.writer import HistoryWriter
-from ksym_plugin.stacks.repair import Repairer
+from ksym_plugin.perf.repair import Repairer
 from tests.unit.helpers import load, timeline_of, unload
 from tests.unit.texts import PLACE, SECOND, A, B, one_place, statics
 

@@ -20,8 +20,8 @@ from ksym_plugin.cli import report as command
 from ksym_plugin.kernel import identity
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
-from ksym_plugin.perf.report import ReportOutput
-from ksym_plugin.stacks.report import ELSEWHERE, KERNEL, Account, share
+from ksym_plugin.perf.pictures import ReportOutput
+from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account, share
 from ksym_plugin.timeline.location import Place
 from ksym_plugin.timeline.symbols import OTHER_BPF, Lifetime, Load
 from tests import demo

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ksym_plugin.cli import cli, flamegraph
 from ksym_plugin.stacks import folded
-from ksym_plugin.stacks.names import cut, readable
-from ksym_plugin.stacks.svg import Picture, draw
+from ksym_plugin.stacks.flamegraph import Picture, draw
+from ksym_plugin.stacks.folded import cut, readable
 
 SPACE = "{http://www.w3.org/2000/svg}"
 STACKS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.stacks.svg import Picture, draw
+from ksym_plugin.stacks.flamegraph import Picture, draw
 from tests.unit import chromium
 from tests.unit.test_svg import HOSTILE
 

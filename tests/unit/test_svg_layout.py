@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.stacks.tree import MOST_DEEP, Box, layout
+from ksym_plugin.stacks.flamegraph import MOST_DEEP, Box, layout
 
 #: With characters that sort before the separator, and names that begin other names.
 _FRAME = st.sampled_from(["a", "a!", "a b", "ab", "b", "", ";"[:0] + "~", "a\x01"])

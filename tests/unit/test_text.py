@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.perf import text
-from ksym_plugin.perf.lines import LONGEST, Cutter
+from ksym_plugin.perf.text import LONGEST, Cutter
 from tests.unit.texts import CORPUS, corpus
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin.kernel.kallsyms import Kallsyms
-from ksym_plugin.perf.annotate import Annotator
-from ksym_plugin.perf.renaming import Renamer
-from ksym_plugin.stacks.fold import Folder, Options
-from ksym_plugin.stacks.spelling import Style
+from ksym_plugin.perf.fold import Folder, Options, Style
+from ksym_plugin.perf.repaint import Annotator, Renamer
 from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import load, timeline_of, unload
 

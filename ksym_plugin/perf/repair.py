@@ -11,9 +11,9 @@ from bisect import bisect_right
 from itertools import accumulate
 from math import inf
 
-from ksym_plugin.perf.naming import spelled
-from ksym_plugin.perf.renaming import bytes_of
-from ksym_plugin.stacks.spelling import tidied
+from ksym_plugin.perf.fold import tidied
+from ksym_plugin.perf.namer import spelled
+from ksym_plugin.perf.repaint import bytes_of
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver, named
 from ksym_plugin.timeline.symbols import EXACT, MODULE, Frame, Reason
 

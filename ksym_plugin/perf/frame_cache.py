@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ksym_plugin.perf.naming import clean, count
+from ksym_plugin.perf.namer import clean, count
 from ksym_plugin.timeline.symbols import EXACT, MODULE, Frame
 
 TYPE_CHECKING = False
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ksym_plugin.history.reader import Past
-    from ksym_plugin.perf.known import Live
-    from ksym_plugin.perf.naming import Tally
+    from ksym_plugin.perf.namer import Tally
+    from ksym_plugin.perf.session import Live
     from ksym_plugin.timeline.symbols import Reason
 
 

@@ -1,0 +1,513 @@
+"""``perf script`` text to folded stacks: ``task;root;…;leaf count``, one line a stack.
+
+Frames come again and again, so how a line is spelled is kept, and a sample of known lines
+is a few look-ups and a join.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+
+from ksym_plugin.perf import text
+from ksym_plugin.perf.repaint import SLOW, Weights
+from ksym_plugin.perf.text import INLINED, UNKNOWN, Cutter
+from ksym_plugin.timeline.symbols import split_bpf_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Final
+
+    from ksym_plugin.perf.repaint import Renamer
+    from ksym_plugin.perf.text import FrameLine
+
+#: What has no file that addr2line could read.
+_NO_FILE: Final = re.compile(rb"perf-\d+.map|kernel\.|\[[^\]]+\]")
+#: A line of nm; one without an address is of another file.
+_SYMBOL: Final = re.compile(rb"([0-9a-f]+) \S (.*)")
+_DISCRIMINATOR: Final = re.compile(rb" \(discriminator \S+\)")
+_NOTHING: Final = (b"", b"??", b"??:??:0")
+#: It reads whole debug information; some programs have gigabytes of it.
+_SECONDS: Final = 120
+
+
+class Inliner:
+    """``expand`` a frame; with ``context`` each function has its source line behind it."""
+
+    def __init__(self, context: bool = False) -> None:
+        self._context = context
+        self._symbols: dict[bytes, dict[bytes, int]] = {}
+
+    def expand(self, frame: FrameLine) -> bytes:
+        """The functions at a frame's address, outermost first; empty if nobody knows."""
+        file = frame.dso or b""
+        if _NO_FILE.search(file) or not os.path.isfile(file):
+            return b""
+        answer = _ask("addr2line", "-a", b"0x" + frame.digits, "-e", file, "-i", "-f", "-s", "-C")
+        if b"??\n??:0" in answer and frame.offset:
+            # The address is the process's, not the file's: go by the symbol.
+            start = self._table(file).get(frame.name)
+            if start is not None:
+                place = b"%#x" % (start + int(frame.offset, 16))
+                answer = _ask("addr2line", "-a", place, "-e", file, "-i", "-f", "-s", "-C")
+        joined = b";".join(reversed(self._functions(answer)))
+        return b"" if joined in _NOTHING else joined
+
+    def _functions(self, answer: bytes) -> list[bytes]:
+        """Function and place take turns, behind the address; the innermost comes first."""
+        lines = [_DISCRIMINATOR.sub(b"", line) for line in answer.splitlines()[1:]]
+        lines = [line.replace(b";", b":") for line in lines]
+        if not self._context:
+            return lines[::2]
+        return [b"%s:%s" % pair for pair in zip(lines[::2], lines[1::2])]
+
+    def _table(self, file: bytes) -> dict[bytes, int]:
+        table = self._symbols.get(file)
+        if table is None:
+            table = self._symbols[file] = {}
+            for line in _ask("nm", "--", file).splitlines():
+                found = _SYMBOL.fullmatch(line)
+                if found is not None:
+                    table.setdefault(found[2], int(found[1], 16))
+        return table
+
+
+def _ask(*words: str | bytes) -> bytes:
+    """What a program prints; nothing if it cannot."""
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return b""
+    return done.stdout
+
+
+_KERNEL_HALF_DIGITS: Final = b"89abcdef"
+_BPF_DSO: Final = b"[bpf]"
+_ANONYMOUS: Final = b"(anonymous namespace)"
+#: A just-in-time compiler's inlined functions: ``A->B->C``; C++ has an operator of that name.
+_INLINING: Final = re.compile(rb"(?<!operator)->")
+#: Brackets, and C++'s operators that are spelled with some.
+_BRACKET: Final = re.compile(rb"operator(?:->\*?|<=>|<<=?|>>=?|[<>]=?)|[<>(){}\[\]]")
+_OPENING: Final = frozenset(b"<({[")
+_MODULE_FILE: Final = re.compile(rb"\.ko(?:\.[a-z0-9]{2,4})?\Z")
+_IMAGE_FILE: Final = re.compile(rb"vmlinux[A-Za-z0-9._-]*\Z")
+_JIT_FILE: Final = re.compile(rb"/tmp/perf-[0-9]+\.map|/jitted-[^/]*\.so\Z")
+#: What separates stacks, and C0: a folded file has one stack a line.
+CONTROLS: Final = bytes.maketrans(bytes(range(32)) + b";", b" " * 32 + b":")
+_QUOTES: Final = b"\"'"
+
+
+class Style:
+    """What is told of a frame besides its name; all off as stackcollapse-perf.pl has it.
+
+    ``bpf`` gives BPF frames a suffix of their own, ``_[b]``; else they are the kernel's.
+    """
+
+    __slots__ = ("addrs", "bpf", "jit", "kernel")
+
+    def __init__(
+        self, kernel: bool = False, jit: bool = False, addrs: bool = False, bpf: bool = False
+    ) -> None:
+        self.kernel = kernel
+        self.jit = jit
+        self.addrs = addrs
+        self.bpf = bpf
+
+
+def spelled(frame: FrameLine, style: Style, is_java: bool) -> bytes:
+    """A frame's part of a folded stack; empty if it has none.
+
+    Functions that a JIT compiler has inlined become frames of their own, outermost first.
+    """
+    dso = frame.dso or UNKNOWN
+    symbol = frame.name
+    if not symbol and frame.dso is not None:
+        symbol = UNKNOWN if frame.offset or not dso else b" "
+    if symbol.startswith(b"(") and not symbol.startswith(_ANONYMOUS):
+        return b""  # A task's name, as old perfs print it.
+    suffix = _suffix(frame, dso, style)
+    names: list[bytes] = []
+    for name in _INLINING.split(symbol):
+        tidy = tidied(_in_file(frame, dso, style) if name == UNKNOWN else name)
+        if is_java and tidy.startswith(b"L") and b"/" in tidy:
+            tidy = tidy[1:]
+        end = b"_[i]" if names else suffix
+        names.append(tidy if end in tidy else tidy + end)
+    return b";".join(names)
+
+
+def task(comm: bytes) -> bytes:
+    """The name of a task as the first frame of its stacks."""
+    return comm.translate(CONTROLS).replace(b" ", b"_")
+
+
+def tidied(name: bytes) -> bytes:
+    """A name without its arguments, quotes, and what separates frames and stacks."""
+    return _without_arguments(name.translate(CONTROLS)).translate(None, _QUOTES)
+
+
+def _without_arguments(name: bytes) -> bytes:
+    """A name up to its outermost parenthesis; not Go's ``pkg.(*T).f`` nor a lambda's own."""
+    if b"(" not in name:
+        return name
+    depth = 0
+    for found in _BRACKET.finditer(name):
+        at = found.start()
+        if found.end() - at > 1:
+            continue
+        if name[at] not in _OPENING:
+            depth = max(depth - 1, 0)
+            continue
+        if name[at] == 0x28 and depth == 0 and at:
+            is_of_name = name.startswith(_ANONYMOUS, at) or name[at - 1] == 0x2E
+            if not is_of_name:
+                return name[:at]
+        depth += 1
+    return name
+
+
+def _in_file(frame: FrameLine, dso: bytes, style: Style) -> bytes:
+    """A frame without a symbol."""
+    file = b"unknown" if dso in (UNKNOWN, b"") else dso.rpartition(b"/")[2]
+    return b"[%s <%s>]" % (file, frame.digits) if style.addrs else b"[%s]" % file
+
+
+def _suffix(frame: FrameLine, dso: bytes, style: Style) -> bytes:
+    if style.bpf and is_bpf(frame):
+        return b"_[b]"
+    if style.kernel and is_kernel(frame):
+        return b"_[k]"
+    if style.jit and _JIT_FILE.search(dso):
+        return b"_[j]"
+    return b""
+
+
+def is_bpf(frame: FrameLine) -> bool:
+    """Whether a frame is in the kernel and says that it is BPF's."""
+    if not _is_high(frame):
+        return False
+    if frame.dso == _BPF_DSO or (frame.dso not in (None, b"", UNKNOWN) and frame.dso == frame.name):
+        return True
+    name = frame.name.decode("ascii", "replace").rstrip("?")
+    return split_bpf_name(name) is not None
+
+
+def is_kernel(frame: FrameLine) -> bool:
+    """Whether a frame is kernel code, by its file, or where that does not say by its address."""
+    dso = frame.dso
+    if dso is None:
+        return _is_high(frame)
+    if dso in (UNKNOWN, b"", INLINED):
+        return False
+    if dso.startswith(b"[") or _MODULE_FILE.search(dso) or _IMAGE_FILE.search(dso):
+        return True
+    return is_bpf(frame)
+
+
+def _is_high(frame: FrameLine) -> bool:
+    return len(frame.digits) == 16 and frame.digits[0] in _KERNEL_HALF_DIGITS
+
+
+#: A frame as perf aligns it: the parts besides its address and offset, if it has one.
+_FUNCTION: Final = re.compile(
+    rb"\t *[0-9a-f]+(?<=\t.{16}) (?:(.*\S)\+0x[0-9a-f]+( \(.*\))|(.*\)))", re.DOTALL
+)
+#: What is kept of lines: how many, and how long at the most.
+_MOST: Final = 1 << 17
+_KEPT: Final = 1 << 10
+
+
+class Options:
+    """How to fold; by default as stackcollapse-perf.pl does.
+
+    ``event`` is the only one counted, None for the first that comes. ``srcline`` says that
+    a line with the source follows each frame (perf script -F +srcline). ``inline`` asks
+    addr2line what was inlined, with ``context`` also for source lines.
+    """
+
+    __slots__ = ("context", "event", "inline", "pid", "srcline", "style", "tid")
+
+    def __init__(
+        self,
+        style: Style | None = None,
+        pid: bool = False,
+        tid: bool = False,
+        event: bytes | None = None,
+        srcline: bool = False,
+        inline: bool = False,
+        context: bool = False,
+    ) -> None:
+        self.style = style or Style()
+        self.pid = pid
+        self.tid = tid
+        self.event = event
+        self.srcline = srcline
+        self.inline = inline
+        self.context = context
+
+
+class Pieces(dict[bytes, "bytes | None"]):
+    """How a line within a sample is spelled; None for all that has to be looked at.
+
+    A function is sampled at many addresses. Those of its lines differ in two numbers that
+    the spelling lacks, so it is also kept by what is left without them.
+    """
+
+    def __init__(self, options: Options, is_java: bool) -> None:
+        super().__init__()
+        self._style = options.style
+        self._is_java = is_java
+        self._inliner = Inliner(options.context) if options.inline else None
+        #: By function, for the lower half of the address space and the upper.
+        self._functions: tuple[dict[bytes, bytes], dict[bytes, bytes]] = ({}, {})
+
+    def __missing__(self, line: bytes) -> bytes | None:
+        found = _FUNCTION.fullmatch(line)
+        # 16 digits of which the first is 8 or above.
+        functions = self._functions[line[1:2] > b"7"]
+        key = b""
+        if found is not None and not self._depends_on_address(line):
+            key = found[3] or found[1] + b"+0x" + found[2]
+        piece = functions.get(key)
+        if piece is None:
+            frame = text.parse(line, False)
+            if not isinstance(frame, text.FrameLine):
+                return None
+            piece = self._spelled(frame)
+            if not piece:
+                return None
+            # Not if the number belongs to something else, which is the grammar's to say.
+            if found is not None and key and (found[3] or frame.name == found[1].lstrip()):
+                if len(functions) >= _MOST:
+                    functions.clear()
+                functions[key] = piece
+        if len(line) <= _KEPT:
+            if len(self) >= _MOST:
+                self.clear()
+            self[line] = piece
+        return piece
+
+    def _depends_on_address(self, line: bytes) -> bool:
+        return self._inliner is not None or (self._style.addrs and UNKNOWN in line)
+
+    def _spelled(self, frame: text.FrameLine) -> bytes:
+        piece = self._inliner.expand(frame) if self._inliner is not None else b""
+        return piece or spelled(frame, self._style, self._is_java)
+
+
+__all__ = ["Folder", "Options", "Sums"]
+
+_BRACKETED: Final = re.compile(rb"\[[^\]]*\]")
+_LONGEST_COUNT: Final = 18
+
+
+class Sums:
+    """What a text was folded to: ``counts`` by stack.
+
+    ``passed_over`` counts samples of other events, by event, and ``unparsed`` lines that
+    are neither header nor frame.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[bytes, int] = {}
+        self.passed_over: dict[bytes, int] = {}
+        self.unparsed = 0
+
+    def add(self, other: Sums) -> None:
+        """Take in the stacks of another part of the same text."""
+        for mine, theirs in (
+            (self.counts, other.counts),
+            (self.passed_over, other.passed_over),
+        ):
+            for what, count in theirs.items():
+                mine[what] = mine.get(what, 0) + count
+        self.unparsed += other.unparsed
+
+    def lines(self) -> Iterable[bytes]:
+        """The folded stacks in order, each with its line end."""
+        return (b"%s %d\n" % (stack, self.counts[stack]) for stack in sorted(self.counts))
+
+
+class Folder:
+    """Text in by ``feed``, ``close`` at its end; ``sums`` is the result.
+
+    With a ``renamer`` kernel frames are repaired first.
+    """
+
+    def __init__(self, options: Options, renamer: Renamer | None = None) -> None:
+        self.sums = Sums()
+        #: The event that is counted, once it is known.
+        self.event = options.event
+        self._counts = self.sums.counts
+        self._options = options
+        self._renamer = renamer
+        self._weights = Weights(renamer) if renamer is not None else None
+        self._native = Pieces(options, False)
+        self._java = Pieces(options, True)
+        self._cutter = Cutter()
+        #: Whether a sample can begin here: at the start, and after a blank line.
+        self._is_start = True
+        #: The sample at hand: its task, or None if it is of another event or has ended.
+        self._task: bytes | None = None
+        self._pieces = self._native
+        self._period = 1
+        self._stack: list[bytes] = []
+        self._awaits_source = False
+
+    def feed(self, data: bytes) -> None:
+        _, whole, after = self._cutter.cut(data)
+        self.sums.unparsed += bool(after)
+        if whole:
+            self._lines(whole)
+
+    def close(self) -> None:
+        rest = self._cutter.rest()
+        if rest:
+            self._line(rest)
+        self._finish()
+
+    def _lines(self, whole: bytes) -> None:
+        pieces = whole[:-1].split(b"\n\n")
+        last = len(pieces) - 1
+        for at, piece in enumerate(pieces):
+            if at:
+                self._blank()
+            # Of the last one more may follow.
+            if not (self._is_start and at < last and self._sample(piece)):
+                for line in piece.split(b"\n"):
+                    self._line(line)
+
+    def _sample(self, piece: bytes) -> bool:
+        """Take a whole sample; False, and nothing done, if it does not begin with a header."""
+        first, *lines = piece.split(b"\n")
+        header = text.header(first)
+        if header is None or header.payload.endswith(b")"):
+            return False
+        self._begin(header)
+        if lines and not self._count(lines):
+            for line in lines:
+                self._line_within(line)
+        return True
+
+    def _line_within(self, line: bytes) -> None:
+        """A line of a sample; how it is spelled may be known."""
+        if self._is_start:  # After a line of blanks: this can be a header.
+            self._line(line)
+            return
+        piece = self._pieces[line]
+        weight = 0 if self._weights is None else self._weights[line]
+        if piece is None or weight >= SLOW or self._task is None:
+            self._line(line)
+            return
+        self._stack.append(piece)
+        self._awaits_source = self._options.srcline
+        if self._renamer is not None:
+            self._renamer.count(weight)
+
+    def _count(self, lines: list[bytes]) -> bool:
+        """Count a sample with these frames; False, and nothing done, if they are no such."""
+        stack = list(map(self._pieces.__getitem__, lines))
+        if self._task is None:
+            return None not in stack
+        weight = sum(map(self._weights.__getitem__, lines)) if self._weights is not None else 0
+        if weight >= SLOW:
+            return False
+        stack.append(self._task)
+        stack.reverse()
+        try:
+            joined = b";".join(stack)  # type: ignore[arg-type]
+        except TypeError:  # None is among them: much faster than to look for it.
+            return False
+        if self._renamer is not None:
+            self._renamer.count(weight)
+        self._counts[joined] = self._counts.get(joined, 0) + self._period
+        self._task = None
+        return True
+
+    def _begin(self, header: text.Header) -> None:
+        """A sample begins, and the one before has ended."""
+        self._finish()
+        self._is_start = False
+        if header.event and header.event != self.event:
+            if self.event is not None:
+                others = self.sums.passed_over
+                others[header.event] = others.get(header.event, 0) + 1
+                return
+            self.event = header.event
+        if self._renamer is not None:
+            self._renamer.begin(header)
+        period = header.period
+        self._period = (int(period) if len(period) <= _LONGEST_COUNT else 0) if period else 1
+        self._period = self._period or 1
+        name = header.comm
+        if self._options.tid:
+            name += b"-%s/%s" % (header.pid or b"?", header.tid)
+        elif self._options.pid:
+            name += b"-" + (header.pid or b"?")
+        self._task = task(name)
+        self._pieces = self._java if name.startswith(b"java") else self._native
+
+    def _blank(self) -> None:
+        """A blank line: the sample's end, if it is not one between its header and its frames."""
+        self._is_start = True
+        self._awaits_source = False
+        if self._stack:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Count the sample at hand; one without any frame is its task's."""
+        if self._task is not None:
+            self._stack.append(self._task)
+            self._stack.reverse()
+            stack = b";".join(self._stack)
+            self._counts[stack] = self._counts.get(stack, 0) + self._period
+        self._stack = []
+        self._task = None
+
+    def _line(self, line: bytes) -> None:
+        if not line.strip():
+            self._blank()
+            return
+        parsed = text.parse(line, self._is_start)
+        if isinstance(parsed, text.Header):
+            self._begin(parsed)
+            frame = text.payload_frame(line, parsed.payload)
+            if frame is not None and self._task is not None:
+                self._frame(line, frame)
+        elif parsed is not None:
+            if self._task is not None:
+                self._frame(line, parsed)
+        elif self._awaits_source:
+            self._awaits_source = False
+            self._source(line)
+        else:
+            if self._is_start:  # Whatever follows, the sample before has ended.
+                self._finish()
+            if not (line.startswith(b"#") or text.is_record(line) or text.is_source(line)):
+                self.sums.unparsed += 1
+
+    def _frame(self, line: bytes, frame: text.FrameLine) -> None:
+        self._is_start = False
+        if self._renamer is not None:
+            line = self._renamer.replace(line, frame)
+        # Of a frame behind a header the part that is its own.
+        own = line[line.rindex(frame.digits, 0, frame.name_at) :]
+        piece = self._pieces[b"\t" + b" " * (16 - len(frame.digits)) + own]
+        if piece is not None:
+            self._stack.append(piece)
+            self._awaits_source = self._options.srcline
+
+    def _source(self, line: bytes) -> None:
+        """Where the last frame's code is; in brackets, an address where that is not known."""
+        source = _BRACKETED.sub(b"", line).strip().translate(CONTROLS)
+        if source and self._stack:
+            self._stack[-1] += b":" + source
