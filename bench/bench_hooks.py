@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ksym_hooks import KsymPluginManager
-    from ksym_plugin.follower import Follower
+    from ksym_plugin.plugin.follower import Follower
     from ksym_plugin.timeline.symbols import Load
 
 LIVE, BATCHES, ROUNDS, SECONDS = 2_000, 2_000, 7, 10

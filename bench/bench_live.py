@@ -21,7 +21,7 @@ from json import loads
 from bench.bench_change import FEWER, REREAD, REREAD_NOTE
 from bench.measure import REPO, Figures, in_child
 from bench.report import CPU, WALL, not_measured, row
-from ksym_plugin.cli.urgency import be_prompt
+from ksym_plugin.cli.record import be_prompt
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import PerfClock

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from ksym_plugin.cli import live, lookup, options, texts
+from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import say
 from ksym_plugin.perf.repaint import Annotator
 from ksym_plugin.perf.repair import Repairer
@@ -44,16 +44,16 @@ def command(
     """
     if at is not None and not folded:
         raise click.UsageError("--at is for --folded: samples have times of their own")
-    with texts.opened(file) as text:
+    with inputs.open_text(file) as text:
         if folded:
             _repair(text, history, at, clock)
         else:
             _annotate(text, history, clock)
 
 
-def _annotate(text: texts.Text, history: str | None, clock: str | None) -> None:
-    with texts.renamer(text, history, clock) as known:
-        renamer = known or texts.running()
+def _annotate(text: inputs.Text, history: str | None, clock: str | None) -> None:
+    with inputs.renamer(text, history, clock) as known:
+        renamer = known or inputs.running()
         annotator = Annotator(renamer)
         try:
             _write(map(annotator.feed, text.pieces()))
@@ -71,19 +71,19 @@ def _report(renamer: Renamer) -> None:
         say("nothing was repaired; if this is folded stacks, say --folded")
 
 
-def _repair(text: texts.Text, history: str | None, at: int | None, clock: str | None) -> None:
-    with lookup.past(history) as past:
+def _repair(text: inputs.Text, history: str | None, at: int | None, clock: str | None) -> None:
+    with inputs.past(history) as past:
         if past is None:
-            raise lookup.no_history()
-        time_ns = None if at is None else lookup.moment(past, at, clock)
-        statics = live.kallsyms(needed=False) if lookup.is_of_this_boot(past) else None
+            raise inputs.no_history()
+        time_ns = None if at is None else inputs.moment(past, at, clock)
+        statics = inputs.kallsyms(needed=False) if inputs.is_of_this_boot(past) else None
         repairer = Repairer(past, statics, time_ns)
         _write(_repaired(text, repairer))
         for line in repairer.tally():
             say(line)
 
 
-def _repaired(text: texts.Text, repairer: Repairer) -> Iterator[bytes]:
+def _repaired(text: inputs.Text, repairer: Repairer) -> Iterator[bytes]:
     cutter = Cutter()
     for piece in text.pieces():
         before, whole, after = cutter.cut(piece)

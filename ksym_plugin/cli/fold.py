@@ -2,14 +2,172 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 
 import click
 
-from ksym_plugin.cli import options, parts, texts
+from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import plural, say
-from ksym_plugin.perf.fold import Folder, Options, Style
+from ksym_plugin.perf import text as grammar
+from ksym_plugin.perf.fold import Folder, Options, Style, Sums
 from ksym_plugin.perf.repaint import text_of
+from ksym_plugin.timeline.errors import KsymError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from typing import IO, Final, Optional
+
+    from ksym_plugin.perf.repaint import Renamer, TextTally
+
+    Range = tuple[int, int]
+    #: ``--history`` and ``--clock``.
+    Naming = tuple[Optional[str], Optional[str]]
+    #: Of a part: its stacks, its tally, and why the running system was not asked.
+    Folded = tuple[Sums, Optional[TextTally], str]
+
+_CHUNK: Final = 1 << 20
+#: A smaller part is not worth a process.
+_SMALLEST: Final = 4 << 20
+_BLANK: Final = b"\n\n"
+
+
+def ranges_of(path: str, number: int) -> list[Range]:
+    """Up to ``number`` ranges of a file, each beginning with a sample; none of anything else."""
+    if number < 2 or not os.path.isfile(path):
+        return []
+    size = os.path.getsize(path)
+    number = min(number, size // _SMALLEST)
+    cuts = {0, size}
+    with open(path, "rb") as file:
+        for at in range(1, number):
+            cuts.add(_sample_after(file, at * size // number, size))
+    ends = sorted(cuts)
+    return list(zip(ends, ends[1:]))
+
+
+def _sample_after(file: IO[bytes], at: int, size: int) -> int:
+    """Where the first sample begins that has a blank line before it; the end if none is near."""
+    file.seek(at)
+    chunk = file.read(_CHUNK)
+    blank = chunk.find(_BLANK)
+    while blank >= 0:
+        begin = blank + len(_BLANK)
+        line = chunk[begin : chunk.find(b"\n", begin) + 1]
+        if line and grammar.header(line) is not None:
+            return at + begin
+        blank = chunk.find(_BLANK, blank + 1)
+    return size
+
+
+def fold(
+    folder: Folder,
+    how: Options,
+    path: str,
+    pieces: list[Range],
+    naming: Naming,
+    renamer: Renamer | None,
+) -> None:
+    """Fold the parts of a file into ``folder``; what to report of them goes to ``renamer``."""
+    if how.event is None:  # The first of the whole text, not of each part.
+        how.event = folder.event = _first_event(path)
+    parts: list[_Part] = []
+    try:
+        # What a part needs is read from the file there: nothing open is shared.
+        parts += (_Part(how, path, piece, naming) for piece in pieces)
+        for part in parts:
+            folded, tally, problem = part.result()
+            folder.sums.add(folded)
+            if renamer is not None and tally is not None:
+                renamer.tally.add(tally)
+                renamer.problem = renamer.problem or problem
+    finally:
+        for part in parts:
+            part.close()
+
+
+class _Part:
+    """A process that folds a part. If its parent is killed it ends by itself, after its part."""
+
+    def __init__(self, how: Options, path: str, piece: Range, naming: Naming) -> None:
+        from multiprocessing import get_context
+
+        fork = get_context("fork")
+        self._answers, answer = fork.Pipe(duplex=False)
+        self._process = fork.Process(target=_answer, args=(answer, how, path, piece, naming))
+        try:
+            self._process.start()
+        except BaseException:
+            self._answers.close()
+            raise
+        finally:
+            answer.close()
+
+    def result(self) -> Folded:
+        """What it has folded; KsymError or OSError if it could not."""
+        try:
+            result: Folded | Exception = self._answers.recv()
+        except (EOFError, OSError):
+            raise KsymError(
+                "a process that folded a part of the text was killed", "take fewer --jobs"
+            ) from None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def close(self) -> None:
+        self._answers.close()
+        self._process.terminate()
+        self._process.join()
+        self._process.close()
+
+
+def _answer(answer: Connection, how: Options, path: str, piece: Range, naming: Naming) -> None:
+    """What the process of a part does. It is quiet where it is interrupted: its parent says it."""
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        result: Folded | Exception
+        try:
+            result = _fold_part(how, path, piece, naming)
+        except KsymError as error:
+            result = KsymError(error.problem, error.remedy)
+        except OSError as error:
+            result = error
+        answer.send(result)
+
+
+def _first_event(path: str) -> bytes | None:
+    probe = Folder(Options())
+    with open(path, "rb") as file:
+        chunk = file.read(_CHUNK)
+        while chunk and probe.event is None:
+            probe.feed(chunk)
+            chunk = file.read(_CHUNK)
+    return probe.event
+
+
+def _fold_part(how: Options, path: str, piece: Range, naming: Naming) -> Folded:
+    begin, end = piece
+    with inputs.open_text(path) as text, inputs.renamer(text, *naming, tell=_keep_quiet) as renamer:
+        folder = Folder(how, renamer)
+        with open(path, "rb") as file:
+            file.seek(begin)
+            while begin < end:
+                chunk = file.read(min(_CHUNK, end - begin))
+                if not chunk:
+                    break
+                begin += len(chunk)
+                folder.feed(chunk)
+        folder.close()
+        if renamer is None:
+            return folder.sums, None, ""
+        return folder.sums, renamer.tally, renamer.problem
+
+
+def _keep_quiet(_: str) -> None:
+    """What the first process has said already."""
+
 
 _MOST_NAMED = 10
 
@@ -78,11 +236,11 @@ def command(
         inline,
         context,
     )
-    with texts.opened(file) as text, texts.renamer(text, history, clock) as renamer:
+    with inputs.open_text(file) as text, inputs.renamer(text, history, clock) as renamer:
         folder = Folder(how, renamer)
-        ranges = parts.ranges(file, jobs)
+        ranges = ranges_of(file, jobs)
         if len(ranges) > 1:
-            parts.fold(folder, how, file, ranges, (history, clock), renamer)
+            fold(folder, how, file, ranges, (history, clock), renamer)
         else:
             for piece in text.pieces():
                 folder.feed(piece)

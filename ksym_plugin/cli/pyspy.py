@@ -8,11 +8,11 @@ import tempfile
 
 import click
 
-from ksym_plugin.cli import grafting, options, sampled, sampling
-from ksym_plugin.cli.grafting import Files, Session, Targets
+from ksym_plugin.cli import options, pyspy_graft, pyspy_record
 from ksym_plugin.cli.output import say
-from ksym_plugin.cli.sampled import Command
-from ksym_plugin.cli.stopping import Signals
+from ksym_plugin.cli.pyspy_graft import Files, Session, Targets
+from ksym_plugin.cli.pyspy_record import Command
+from ksym_plugin.cli.signals import Signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def record(
         raise click.UsageError("py-spy has to stop the process for --native")
     if nonblocking and subprocesses:
         raise click.UsageError("py-spy mixes processes up in the file that --nonblocking needs")
-    sampling.py_spy()
-    how = sampling.How(rate, freq, event, native, nonblocking, subprocesses)
+    pyspy_record.py_spy()
+    how = pyspy_record.How(rate, freq, event, native, nonblocking, subprocesses)
     status = 0
     with _folder(keep) as folder, Signals() as signals, contextlib.ExitStack() as stack:
         started = None
@@ -133,10 +133,10 @@ def record(
             started = stack.enter_context(Command(command, signals))
             pid = started.pid
         else:
-            sampled.require_fit(pid, rate, not nonblocking)
-            _tell_of_perf_support(sampled.python_of(pid))
+            pyspy_record.require_fit(pid, rate, not nonblocking)
+            _tell_of_perf_support(pyspy_record.python_of(pid))
             duration = duration or _SECONDS
-        samplers = stack.enter_context(sampling.Sampling(folder, pid, how, signals))
+        samplers = stack.enter_context(pyspy_record.Sampling(folder, pid, how, signals))
         own = samplers.path("ksym.db")
         if history is None:
             samplers.start_recorder(own)
@@ -145,7 +145,7 @@ def record(
             started.let_go()
         samplers.start_py_spy(is_starting=started is not None)
         if started is not None:
-            _tell_of_perf_support(sampled.python_of(pid))
+            _tell_of_perf_support(pyspy_record.python_of(pid))
         say(f"sampling process {pid}{f' for {duration:g} s' if duration else ''}")
         goes_on = samplers.run(duration)
         # py-spy first: a process that it holds would never end.
@@ -156,13 +156,13 @@ def record(
             status = started.wait()
         samplers.require_results()
         files = Files(
-            samplers.path(grafting.PERF_DATA),
-            samplers.path(grafting.PYSPY),
-            samplers.path(grafting.LOG),
+            samplers.path(pyspy_graft.PERF_DATA),
+            samplers.path(pyspy_graft.PYSPY),
+            samplers.path(pyspy_graft.LOG),
             samplers.session,
             history or (own if os.path.exists(own) else None),
         )
-        result = grafting.graft(files, force)
+        result = pyspy_graft.graft(files, force)
         Targets(output, folded, svg).write(result, f"process {pid}")
     ctx.exit(status)
 
@@ -219,10 +219,10 @@ def graft(
     perf record -k CLOCK_MONOTONIC -g ...; RUST_LOG=py_spy=info,remoteprocess=debug py-spy
     record -f speedscope --idle --threads --full-filenames ... > LOG 2>&1
     """
-    beside = os.path.join(os.path.dirname(pyspy), grafting.SESSION)
+    beside = os.path.join(os.path.dirname(pyspy), pyspy_graft.SESSION)
     if session is None and os.path.exists(beside):
         session = beside
-    noted = Session() if session is None else grafting.load_session(session)
+    noted = Session() if session is None else pyspy_graft.load_session(session)
     files = Files(perf, pyspy, log, noted, history)
-    result = grafting.graft(files, force)
+    result = pyspy_graft.graft(files, force)
     Targets(output, folded, svg).write(result, os.path.basename(pyspy))

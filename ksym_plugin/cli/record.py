@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import time
 
 import click
 
-from ksym_plugin.cli import costs
 from ksym_plugin.cli.output import plural, say
-from ksym_plugin.cli.stopping import Signals, is_foreground
+from ksym_plugin.cli.signals import Signals, is_foreground
 from ksym_plugin.cli.times import SECOND, history_size, ring_size, span
-from ksym_plugin.cli.urgency import be_prompt
 from ksym_plugin.history import locate
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.writer import HistoryWriter
@@ -32,7 +31,65 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Final
 
+    from ksym_plugin.history.recorder import Recorder
     from ksym_plugin.sources import Attempt, Source
+
+
+def lines(source: Source, recorder: Recorder, output: str) -> list[str]:
+    """A sentence each on the source, on its probe where it has one, and on ourselves."""
+    counts = source.stats()
+    applied = plural(recorder.changes, "change")
+    losses, resyncs = (
+        plural(recorder.losses, "loss"),
+        plural(max(0, recorder.resyncs - 1), "resync"),
+    )
+    told = [f"{source.name}: {applied} applied, {losses}, {resyncs}"]
+    if "records" in counts:
+        told[0] += f"; {plural(counts['records'], 'record')} came, {counts['lost']:,} were lost"
+        told[0] += f", the ring holds {counts['ring_bytes'] >> 10:,} KB"
+    if "add_runs" in counts:
+        told.append(
+            "the probe ran "
+            + " and ".join(
+                f"{counts[f'{kind}_runs']:,} times on {what}s"
+                f" ({_each(counts[f'{kind}_ns'], counts[f'{kind}_runs'])})"
+                for kind, what in (("add", "load"), ("del", "unload"))
+            )
+        )
+    told.append(_ourselves(output))
+    return told
+
+
+def _each(nanoseconds: int, runs: int) -> str:
+    return f"{nanoseconds / runs / 1000:.2f} µs each" if runs else "not measured"
+
+
+def _ourselves(output: str) -> str:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = used.ru_utime + used.ru_stime
+    kept = os.path.getsize(output)
+    return f"{cpu:.2f} s of CPU, {used.ru_maxrss / 1024:.0f} MB of memory, {kept} bytes kept"
+
+
+_LOWEST_REALTIME: Final = 1
+
+
+def be_prompt() -> bool:
+    """Have the scheduler run this process as soon as it wakes, if that is allowed.
+
+    A source without time stamps knows of a change only that it came before it was read:
+    the sooner that is, the fewer samples fall between two programs at one address. The
+    recorder sleeps nearly always, the kernel's bandwidth limit for real-time tasks holds
+    (sched_rt_runtime_us), and children do not inherit it. Needs CAP_SYS_NICE.
+    """
+    try:
+        os.sched_setscheduler(
+            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_LOWEST_REALTIME)
+        )
+    except OSError:
+        return False
+    return True
+
 
 #: How often what is too old or too much is dropped.
 _RETENTION_SPAN: Final = 300 * SECOND
@@ -179,7 +236,7 @@ def _record(
         for note in (note for child in (details, modules) if child for note in child.notes):
             say(note)
         if stats:
-            for line in costs.lines(source, recorder, output):
+            for line in lines(source, recorder, output):
                 say(line)
             if details is not None:
                 say(details.summary())

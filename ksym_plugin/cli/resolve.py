@@ -8,7 +8,7 @@ import time
 
 import click
 
-from ksym_plugin.cli import image, live, lookup, options
+from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import hexadecimal, say, write_json, write_lines
 from ksym_plugin.cli.times import Dial
 from ksym_plugin.history.locate import describe
@@ -44,8 +44,8 @@ _DIGITS: Final = frozenset(string.hexdigits)
 @options.at
 @options.clock
 @click.option("--chain", is_flag=True, help="They are one call chain, the leaf first.")
-@image.vmlinux
-@image.lines
+@inputs.vmlinux
+@inputs.lines
 @options.as_json
 @click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 def command(
@@ -64,21 +64,21 @@ def command(
     system answers. BPF programs that were compiled with -g come with the source line of
     the instruction; in a chain, callers with that of the call.
     """
-    with lookup.past(history) as known, contextlib.ExitStack() as stack:
-        past: Past | live.Unrecorded | Timeline | None
+    with inputs.past(history) as known, contextlib.ExitStack() as stack:
+        past: Past | inputs.Unrecorded | Timeline | None
         programs: Programs | LiveLines = LiveLines()
         if known is not None:
             time_ns, statics = _recorded(known, at, clock, vmlinux is not None)
             past, programs = known, known.programs
         elif at is not None:
             say(_UNRECORDED)
-            time_ns, statics = 0, live.kallsyms(needed=True)
-            past = live.Unrecorded()
+            time_ns, statics = 0, inputs.kallsyms(needed=True)
+            past = inputs.Unrecorded()
         else:
-            statics = live.kallsyms(needed=True)
-            past = live.timeline()
+            statics = inputs.kallsyms(needed=True)
+            past = inputs.timeline()
             time_ns = time.monotonic_ns()
-        kernel, lines = image.opened(vmlinux, with_lines, known, statics, stack)
+        kernel, lines = inputs.open_image(vmlinux, with_lines, known, statics, stack)
         resolver = Resolver(past, kernel or statics)
         locator = Locator(programs, lines)
         # One call an address: stdin may hold any number, and is answered as it comes.
@@ -104,12 +104,12 @@ def _recorded(
     known: Past, at: int | None, clock: str | None, has_image: bool
 ) -> tuple[int, Kallsyms | None]:
     """The time, and the static names if they are of the same boot."""
-    time_ns = lookup.moment(known, at, clock)
+    time_ns = inputs.moment(known, at, clock)
     if at is None:
         dial = Dial(known.clock_map(), clock)
         say(f"as of {dial.text(time_ns)} on the {dial.clock} clock, the end of the history")
-    if lookup.is_of_this_boot(known):
-        return time_ns, live.kallsyms(needed=False)
+    if inputs.is_of_this_boot(known):
+        return time_ns, inputs.kallsyms(needed=False)
     if not has_image:
         say(f"only BPF symbols have names here: the history is of {describe(known.boot)}")
     return time_ns, None

@@ -10,7 +10,7 @@ import sys
 import click
 
 import ksym_plugin
-from ksym_plugin.cli import options, vmlinux
+from ksym_plugin.cli import inputs, options
 from ksym_plugin.history import locate
 from ksym_plugin.timeline.errors import KsymError
 
@@ -103,11 +103,11 @@ def command(
     --lines prints them below the frames of the text. Without --vmlinux, the kernel's file
     is looked for on the servers in $DEBUGINFOD_URLS.
     """
-    file = vmlinux.chosen(image, with_lines, data)
+    file = inputs.chosen(image, with_lines, data)
     more = [*(("--lines",) if with_lines else ()), *(("--vmlinux", file) if file else ())]
     call, environment = handled(data, history, form, clock, perf_options, more)
     if file is not None:
-        environment.update(vmlinux.environment())
+        environment.update(inputs.environment())
     sys.stdout.flush()
     # Python ignores it, and what is ignored stays so across exec.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

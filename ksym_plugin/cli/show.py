@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import click
 
-from ksym_plugin.cli import live, lookup, options
+from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import hexadecimal, plural, write_json, write_lines
 from ksym_plugin.cli.times import Dial
 from ksym_plugin.history.locate import describe
@@ -51,12 +51,12 @@ def command(
     """
     if everything and at is not None:
         raise click.UsageError("--all has no use for --at")
-    with lookup.past(history) as known:
+    with inputs.past(history) as known:
         if known is None:
             _show_live(everything or at is not None, clock, as_json, pattern)
             return
         dial = Dial(known.clock_map(), clock)
-        time_ns = None if everything else lookup.moment(known, at, clock)
+        time_ns = None if everything else inputs.moment(known, at, clock)
         found = _chosen(known, time_ns, pattern)
         if as_json:
             write_json(_document(known, dial, time_ns, found))
@@ -67,9 +67,9 @@ def command(
 
 def _show_live(past_wanted: bool, clock: str | None, as_json: bool, pattern: str) -> None:
     if past_wanted:
-        raise lookup.no_history()
-    found = [life for life in live.lifetimes() if _matches(life, pattern)]
-    dial = Dial(lookup.clocks_now(), clock)
+        raise inputs.no_history()
+    found = [life for life in inputs.lifetimes() if _matches(life, pattern)]
+    dial = Dial(inputs.clocks_now(), clock)
     if as_json:
         symbols = [_symbol(life, dial) for life in found]
         write_json({"history": None, "clock": dial.clock, "symbols": symbols})

@@ -10,7 +10,8 @@ import types
 import pytest
 
 from ksym_hooks import hookimpl
-from ksym_plugin import bcc, follower
+from ksym_plugin import bcc
+from ksym_plugin.plugin import follower
 from ksym_plugin.timeline.errors import SourceError
 from tests.unit.helpers import BASE, load
 from tests.unit.hosts import Scripted, tasks, wait_until

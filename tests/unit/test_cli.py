@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ksym_plugin.cli import cli, live, script
+from ksym_plugin.cli import cli, inputs, script
 from ksym_plugin.history import locate
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
@@ -341,7 +341,9 @@ def test_show_needs_a_history_to_look_back() -> None:
 
 def test_the_live_system_is_listed_without_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        live.snapshot, "take", lambda: live.snapshot.Snapshot([Load(symbol(NEW), 0, SECOND, 8)], "")
+        inputs.snapshot,
+        "take",
+        lambda: inputs.snapshot.Snapshot([Load(symbol(NEW), 0, SECOND, 8)], ""),
     )
     shown = ksym("show", "--clock", "monotonic").stdout
     assert NEW in shown and "before 1.000000" in shown

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("click")
 
-from ksym_plugin.cli import costs
+from ksym_plugin.cli import record
 
 RECORDER = SimpleNamespace(changes=12, losses=1, resyncs=2)
 
@@ -17,7 +17,7 @@ RECORDER = SimpleNamespace(changes=12, losses=1, resyncs=2)
 def said(counts: dict[str, int], path: Path) -> list[str]:
     path.write_bytes(b"x" * 10)
     source = SimpleNamespace(name="kprobe", stats=lambda: counts)
-    return costs.lines(source, RECORDER, str(path))  # type: ignore[arg-type]
+    return record.lines(source, RECORDER, str(path))  # type: ignore[arg-type]
 
 
 def test_a_source_that_counts(tmp_path: Path) -> None:

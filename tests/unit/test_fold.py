@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.cli import parts
+from ksym_plugin.cli import fold
 from ksym_plugin.perf.fold import Folder, Options, Sums, tidied
 from ksym_plugin.perf.repaint import Renamer, TextTally
 from ksym_plugin.timeline.errors import HistoryError, KsymError
@@ -260,7 +260,7 @@ def ksym(*words: str) -> subprocess.CompletedProcess:
 
 
 def test_jobs_do_not_change_the_result(big: Path) -> None:
-    ranges = parts.ranges(str(big), 2)
+    ranges = fold.ranges_of(str(big), 2)
     assert len(ranges) == 2
     assert ranges[0][1] == ranges[1][0]
     one, two = ksym("fold", "--tid", str(big)), ksym("fold", "--tid", "--jobs", "2", str(big))
@@ -268,16 +268,16 @@ def test_jobs_do_not_change_the_result(big: Path) -> None:
     assert one.stderr == two.stderr
     assert b"only instructions is counted" in one.stderr
     assert one.stdout.count(b"\n") > 999
-    assert parts.ranges(str(big), 1) == []
+    assert fold.ranges_of(str(big), 1) == []
 
 
 def in_parts(
     part: Callable[..., object], monkeypatch: pytest.MonkeyPatch, by: Renamer | None = None
 ) -> None:
     """Fold two parts, with another function for what a part's process does."""
-    monkeypatch.setattr(parts, "_fold_part", part)
+    monkeypatch.setattr(fold, "_fold_part", part)
     how = Options(event=b"cycles")
-    parts.fold(Folder(how), how, os.devnull, [(0, 1), (1, 2)], (None, None), by)
+    fold.fold(Folder(how), how, os.devnull, [(0, 1), (1, 2)], (None, None), by)
 
 
 def test_a_part_that_is_killed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +317,7 @@ def test_an_interrupt_ends_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(multiprocessing.active_children()) == 2
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parts._Part, "result", interrupt)
+    monkeypatch.setattr(fold._Part, "result", interrupt)
     with pytest.raises(KeyboardInterrupt):
         in_parts(lambda *_: signal.pause(), monkeypatch)
     assert multiprocessing.active_children() == []

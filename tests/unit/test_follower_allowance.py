@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin import follower
+from ksym_plugin.plugin import follower
 
 MS = 1_000_000
 STEPS = st.lists(st.tuples(st.integers(0, 400 * MS), st.integers(0, 5 * MS)), max_size=60)

@@ -342,10 +342,10 @@ def test_where_warnings_are_errors_the_caller_gets_them_and_no_other_thread(site
 
 
 def test_a_built_in_plugin_that_is_there_and_fails_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ksym_plugin.table", None)
-    monkeypatch.delitem(sys.modules, "ksym_plugin.follower", raising=False)
+    monkeypatch.setitem(sys.modules, "ksym_plugin.plugin.table", None)
+    monkeypatch.delitem(sys.modules, "ksym_plugin.plugin.follower", raising=False)
     monkeypatch.delitem(sys.modules, "ksym_plugin.plugin", raising=False)
-    with pytest.warns(PluginWarning, match="ksym plugin ksym: .*ksym_plugin.table"):
+    with pytest.warns(PluginWarning, match="ksym plugin ksym: .*ksym_plugin.plugin.table"):
         manager = get_plugin_manager()
     with manager:
         assert spelled(manager) == "f"

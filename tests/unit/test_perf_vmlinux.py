@@ -10,7 +10,7 @@ from pathlib import Path
 import elftools
 import pytest
 
-from ksym_plugin.cli import vmlinux as chooser
+from ksym_plugin.cli import inputs as chooser
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import MONOTONIC

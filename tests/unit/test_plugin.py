@@ -13,8 +13,9 @@ import warnings
 import pytest
 
 from ksym_hooks import PluginWarning, get_plugin_manager, hookimpl
-from ksym_plugin import follower, plugin
+from ksym_plugin import plugin
 from ksym_plugin.kernel.kallsyms import Kallsyms
+from ksym_plugin.plugin import follower
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import AMONG_BPF, Loss
 from tests.unit.helpers import BASE, load, unload

@@ -7,7 +7,7 @@ import threading
 import time
 
 from ksym_hooks import get_plugin_manager
-from ksym_plugin import follower
+from ksym_plugin.plugin import follower
 from tests.unit import hosts
 from tests.unit.hosts import Listener, Offers, Schedule, fds, tasks, wait_until
 from tests.unit.test_plugin import statics

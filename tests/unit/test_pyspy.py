@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.stacks import pyspy, pyspy_log
+from ksym_plugin.python import pyspy, pyspy_log
 from ksym_plugin.stacks.folded import PYTHON, USER, frame_of
 from ksym_plugin.stacks.folded import parse as folded
 from ksym_plugin.timeline.errors import KsymError

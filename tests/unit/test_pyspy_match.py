@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.stacks import pyspy_graft, pyspy_log, pyspy_loose, pyspy_match, pyspy_perf
-from ksym_plugin.stacks.pyspy import Profile, Stack, Thread
-from ksym_plugin.stacks.pyspy_match import Dated, Matcher
-from ksym_plugin.stacks.pyspy_perf import Hit
+from ksym_plugin.python import pyspy_graft, pyspy_log, pyspy_loose, pyspy_match, pyspy_perf
+from ksym_plugin.python.pyspy import Profile, Stack, Thread
+from ksym_plugin.python.pyspy_match import Dated, Matcher
+from ksym_plugin.python.pyspy_perf import Hit
 from ksym_plugin.timeline.errors import KsymError
 
 MS = 1_000_000

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from ksym_plugin.cli import cli
-from ksym_plugin.stacks import folded, pyspy_graft
+from ksym_plugin.python import pyspy_graft
+from ksym_plugin.stacks import folded
 from ksym_plugin.stacks.folded import PYTHON, frame_of
 from tests.oracle.spied import NAMES, Recording, score
 

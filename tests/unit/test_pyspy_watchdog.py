@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from ksym_plugin.cli import cli, sampling
+from ksym_plugin.cli import cli, pyspy_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ def record(tmp_path: Path, *arguments: str) -> str:
 def test_a_py_spy_that_only_fails_is_ended(
     stand_in: StandIn, target: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "_STUCK_SECONDS", 0.1)
+    monkeypatch.setattr(pyspy_record, "_STUCK_SECONDS", 0.1)
     stand_in("")
     # Far longer than the test may take: only the watchdog ends this.
     told = record(tmp_path, "-p", str(target), "--duration", "100000")
@@ -97,7 +97,7 @@ def test_a_command_that_cannot_be_sampled_goes_on_to_its_end(
 ) -> None:
     stand_in("")
     (tmp_path / "py-spy").write_text("#!/bin/sh\necho 'Error: not today'\n", encoding="utf-8")
-    monkeypatch.setattr(sampling, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(pyspy_record, "_PATIENCE_SECONDS", 0)
     done = tmp_path / "done"
     # It outlives perf, which is ended once sampling has failed.
     script = f"while kill -0 $(cat {tmp_path}/perf.pid); do sleep 0.02; done; echo over >{done}"

@@ -17,7 +17,7 @@ from importlib import metadata
 import pytest
 
 from ksym_hooks import get_plugin_manager
-from ksym_plugin import follower
+from ksym_plugin.plugin import follower
 from ksym_plugin.timeline.symbols import VACANT
 from tests.unit.hosts import Offers, Scripted, wait_until
 from tests.unit.listings import REPO, listings

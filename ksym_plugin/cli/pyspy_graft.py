@@ -6,12 +6,12 @@ import contextlib
 import json
 import subprocess
 
-from ksym_plugin.cli import flamegraph, texts
+from ksym_plugin.cli import flamegraph, inputs
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.history import locate
 from ksym_plugin.perf.data import MAGIC
+from ksym_plugin.python import pyspy, pyspy_graft, pyspy_log, pyspy_loose, pyspy_match, pyspy_perf
 from ksym_plugin.stacks import flamegraph as picture
-from ksym_plugin.stacks import pyspy, pyspy_graft, pyspy_log, pyspy_loose, pyspy_match, pyspy_perf
 from ksym_plugin.stacks import speedscope as speedscope_file
 from ksym_plugin.timeline.errors import KsymError
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Final
 
-    from ksym_plugin.stacks.pyspy_graft import Grafted
-    from ksym_plugin.stacks.pyspy_log import Log
-    from ksym_plugin.stacks.pyspy_perf import Hit, Reader
+    from ksym_plugin.python.pyspy_graft import Grafted
+    from ksym_plugin.python.pyspy_log import Log
+    from ksym_plugin.python.pyspy_perf import Hit, Reader
 
 #: What ``ksym pyspy record --keep`` calls its files.
 PERF_DATA: Final = "perf.data"
@@ -263,19 +263,19 @@ def _perf_samples(files: Files) -> tuple[Reader, list[Hit]]:
     """perf's samples, kernel frames named by the history if there is one."""
     history = locate.find(files.history, files.perf)
     with _perf_text(files.perf) as text, contextlib.ExitStack() as stack:
-        renamer = stack.enter_context(texts.renamer(text, history, None)) if history else None
+        renamer = stack.enter_context(inputs.renamer(text, history, None)) if history else None
         reader = pyspy_perf.Reader(renamer)
         return reader, list(reader.read(text.pieces()))
 
 
 @contextlib.contextmanager
-def _perf_text(path: str) -> Iterator[texts.Text]:
+def _perf_text(path: str) -> Iterator[inputs.Text]:
     """The text of a perf.data, or the file itself if it is such text."""
     with open(path, "rb") as file:
         is_data = file.read(len(MAGIC)) == MAGIC
         file.seek(0)
         if not is_data:
-            yield texts.Text(file)
+            yield inputs.Text(file)
             return
     call = [*_SCRIPT, "-i", path]
     try:
@@ -289,6 +289,6 @@ def _perf_text(path: str) -> Iterator[texts.Text]:
         ) from error
     with child:
         if child.stdout is not None:
-            yield texts.Text(child.stdout)
+            yield inputs.Text(child.stdout)
     if child.returncode:
         raise KsymError(f"perf script cannot read {path}", f"see: {' '.join(call)}")

@@ -12,8 +12,8 @@ import math
 from bisect import bisect_right
 from collections import Counter
 
-from ksym_plugin.stacks.pyspy import AGAIN, Stack, spelled, thread_of
-from ksym_plugin.stacks.pyspy_match import Found, common
+from ksym_plugin.python.pyspy import AGAIN, Stack, spelled, thread_of
+from ksym_plugin.python.pyspy_match import Found, common
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, Final
 
-    from ksym_plugin.stacks.pyspy_log import Log
-    from ksym_plugin.stacks.pyspy_perf import Hit
+    from ksym_plugin.python.pyspy_log import Log
+    from ksym_plugin.python.pyspy_perf import Hit
 
 _MICROSECOND: Final = 1000
 _MILLISECOND: Final = 1_000_000

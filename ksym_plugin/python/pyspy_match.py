@@ -11,8 +11,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import zip_longest
 
-from ksym_plugin.stacks import pyspy_log
-from ksym_plugin.stacks.pyspy import AGAIN
+from ksym_plugin.python import pyspy_log
+from ksym_plugin.python.pyspy import AGAIN
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Final
 
-    from ksym_plugin.stacks.pyspy import Profile, Stack, Thread
-    from ksym_plugin.stacks.pyspy_log import Log, Round
+    from ksym_plugin.python.pyspy import Profile, Stack, Thread
+    from ksym_plugin.python.pyspy_log import Log, Round
 
 #: Neighbours further apart than so many mean intervals say nothing of what is between.
 FARTHEST: Final = 4

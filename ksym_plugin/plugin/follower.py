@@ -18,6 +18,7 @@ What can go wrong around it, and what then happens:
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import threading
 import time
@@ -25,20 +26,58 @@ import time
 from ksym_plugin.kernel import snapshot
 from ksym_plugin.kernel.clocks import MONOTONIC, PerfClock
 from ksym_plugin.kernel.kallsyms import Kallsyms, read_module_sizes
-from ksym_plugin.table import NEVER, Table
+from ksym_plugin.plugin.table import NEVER, Table
 from ksym_plugin.timeline.errors import KallsymsError, KsymError, SourceError
 from ksym_plugin.timeline.reconcile import REST
 from ksym_plugin.timeline.symbols import Reason
-from ksym_plugin.wake_pipe import Pipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Final
 
+    from ksym_plugin.plugin.table import News
     from ksym_plugin.sources import Source
-    from ksym_plugin.table import News
     from ksym_plugin.timeline.symbols import Frame
+
+
+class Pipe:
+    """Wakes who polls ``read_fd``; knows whether its descriptors are still its own."""
+
+    __slots__ = ("_identity", "_write_fd", "read_fd")
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._identity = _identity(self.read_fd)
+
+    def is_ours(self) -> bool:
+        """Whether nobody has closed them: their numbers may be another file's by now."""
+        return self.read_fd >= 0 and self._identity == _identity(self.read_fd)
+
+    def wake(self) -> None:
+        if self.read_fd >= 0 and self._identity == _identity(self._write_fd):
+            with contextlib.suppress(OSError):
+                os.write(self._write_fd, b".")
+
+    def clear(self) -> None:
+        with contextlib.suppress(OSError):
+            os.read(self.read_fd, 4096)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self.read_fd >= 0:
+            read_fd, self.read_fd = self.read_fd, -1
+            os.close(read_fd)
+            os.close(self._write_fd)
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
 
 _SECOND: Final = 1_000_000_000
 #: How long the first question waits for a source, in seconds; and for the static symbols.

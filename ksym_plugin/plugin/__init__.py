@@ -15,7 +15,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from ksym_hooks import PluginWarning, hookimpl
-from ksym_plugin.follower import Follower
+from ksym_plugin.plugin.follower import Follower
 from ksym_plugin.sources import AUTO, open_source
 from ksym_plugin.sources import names as built_in
 from ksym_plugin.timeline.errors import SourceError
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from typing import Final
 
     from ksym_hooks import KsymPluginManager
+    from ksym_plugin.plugin.table import News
     from ksym_plugin.sources import Source
-    from ksym_plugin.table import News
     from ksym_plugin.timeline.symbols import Frame
 
 #: Names the source to use, a third party's as well.

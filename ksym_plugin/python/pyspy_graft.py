@@ -7,7 +7,7 @@ not, what they share, and a frame that says so.
 
 from __future__ import annotations
 
-from ksym_plugin.stacks.pyspy_match import LEAST_CHECKED, LEAST_SHARE, Check, Matcher
+from ksym_plugin.python.pyspy_match import LEAST_CHECKED, LEAST_SHARE, Check, Matcher
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Final, Protocol
 
-    from ksym_plugin.stacks.pyspy_match import Dated, Dating, Found
-    from ksym_plugin.stacks.pyspy_perf import Hit
+    from ksym_plugin.python.pyspy_match import Dated, Dating, Found
+    from ksym_plugin.python.pyspy_perf import Hit
 
     class Answers(Protocol):
         """The Python side of one thread by the instant; None where nothing is known."""

@@ -1,0 +1,364 @@
+"""Text that perf printed: reading it as it comes, and what it says of where it is from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+
+import click
+
+from ksym_plugin.cli.output import say
+from ksym_plugin.history import locate
+from ksym_plugin.history.reader import History
+from ksym_plugin.kernel import debuginfod, identity, snapshot
+from ksym_plugin.kernel.clocks import (
+    BOOTTIME,
+    MONOTONIC,
+    PERF,
+    REALTIME,
+    ClockMap,
+    Instant,
+    PerfClock,
+)
+from ksym_plugin.kernel.dwarf import ImageLines
+from ksym_plugin.kernel.elf import ElfError, ElfFile, Image
+from ksym_plugin.kernel.kallsyms import Kallsyms
+from ksym_plugin.perf import data
+from ksym_plugin.perf.data import MAGIC
+from ksym_plugin.perf.repaint import Renamer
+from ksym_plugin.perf.session import VARIABLE, Live
+from ksym_plugin.perf.text import BOM
+from ksym_plugin.timeline.errors import HistoryError, KallsymsError, KsymError, SourceError
+from ksym_plugin.timeline.symbols import OUTSIDE_HISTORY, Lifetime
+from ksym_plugin.timeline.timeline import Timeline
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import IO, Final
+
+    from ksym_plugin.history.reader import Past
+    from ksym_plugin.kernel.kallsyms import Kallsyms
+    from ksym_plugin.perf.data import Recorded
+    from ksym_plugin.timeline.timeline import Answer
+
+
+_HIDDEN = KallsymsError(
+    "kernel addresses are hidden from this user",
+    "run as root or with CAP_SYSLOG, and set kernel.kptr_restrict below 2 "
+    "(sysctl kernel.kptr_restrict=1)",
+)
+
+
+class Unrecorded:
+    """A past of which nothing is known: BPF names of now say nothing about then."""
+
+    __slots__ = ()
+    extent = 0
+    has_modules = False
+
+    def at(self, address: int, time_ns: int, /) -> Answer:
+        return None, OUTSIDE_HISTORY
+
+
+def lifetimes() -> list[Lifetime]:
+    """What BPF symbols the kernel holds now. SourceError if it does not tell."""
+    taken = snapshot.take()
+    if taken.limit:
+        say(taken.limit)
+    return [Lifetime(load) for load in taken.loads]
+
+
+def timeline() -> Timeline | None:
+    """The same as a past that answers for now; None, and said why, if it is not told."""
+    table = Timeline()
+    try:
+        for lifetime in lifetimes():
+            table.enter(lifetime)
+    except SourceError as error:
+        say(f"BPF programs have names only as kallsyms lists them: {error}")
+        return None
+    return table
+
+
+def kallsyms(needed: bool) -> Kallsyms | None:
+    """The static symbols of this kernel. Where they are ``needed``, KallsymsError without them."""
+    try:
+        table = Kallsyms.load()
+        if table.hidden:
+            raise _HIDDEN
+    except KallsymsError as error:
+        if needed:
+            raise
+        say(f"only BPF symbols have names here: {error}")
+        return None
+    return table
+
+
+@contextlib.contextmanager
+def past(explicit: str | None) -> Iterator[Past | None]:
+    """What the history holds of one boot, this system's if it can be; None without any.
+
+    Says which boot that is where there are several, and what the history lacks.
+    """
+    path = locate.find(explicit, None)
+    if path is None:
+        yield None
+        return
+    with History(path) as history:
+        boot = locate.choose_boot(history, identity.boot_id())
+        if boot is None:
+            raise HistoryError(f"{path} holds nothing yet", "record into it with: ksym record")
+        notice = locate.choice_notice(history, boot)
+        if notice:
+            say(notice)
+        known = history.past(boot)
+        for warning in known.warnings():
+            say(f"{path}: {warning}")
+        yield known
+
+
+def is_of_this_boot(known: Past) -> bool:
+    return known.boot.boot_id == identity.boot_id()
+
+
+def moment(known: Past, at: int | None, clock: str | None) -> int:
+    """The time asked for in CLOCK_MONOTONIC ns: by default the end of what is covered."""
+    if at is not None:
+        return known.clock_map().to_monotonic(clock or PERF, at)
+    if any(session.writing and not session.closed for session in known.sessions):
+        known.wait_covered(time.monotonic_ns())
+    return max((session.covered for session in known.sessions), default=0)
+
+
+def clocks_now() -> ClockMap:
+    """The clocks of this system as they are now."""
+    return ClockMap([instant_now()])
+
+
+def instant_now() -> Instant:
+    clock = PerfClock()
+    try:
+        return clock.read()
+    finally:
+        clock.close()
+
+
+def no_history() -> KsymError:
+    return HistoryError(
+        "there is no history to look back into", "make one with ksym record, or name one with -H"
+    )
+
+
+vmlinux = click.option(
+    "--vmlinux", metavar="FILE", help="Name kernel functions from this vmlinux or .debug file."
+)
+lines = click.option(
+    "--lines",
+    "with_lines",
+    is_flag=True,
+    help="Source lines of the kernel too, by DWARF; needs --vmlinux or $DEBUGINFOD_URLS.",
+)
+
+
+def open_image(
+    path: str | None,
+    with_lines: bool,
+    known: Past | None,
+    statics: Kallsyms | None,
+    stack: contextlib.ExitStack,
+) -> tuple[Image | None, ImageLines | None]:
+    """The image that runs, or ran when the history was recorded; and its lines if wanted.
+
+    ElfError where the file is of another build. debuginfod is asked only if there is no
+    file, lines are wanted and $DEBUGINFOD_URLS is set.
+    """
+    build_id = identity.build_id() if known is None else known.boot.build_id
+    text_start = None if statics is None else statics.text_start
+    if known is not None and known.boot.text_start is not None:
+        text_start = known.boot.text_start
+    if path is None:
+        if not with_lines:
+            return None, None
+        if not debuginfod.is_wanted():
+            raise ElfError(
+                "lines of kernel functions need the kernel's debug information",
+                f"name its vmlinux with --vmlinux, or servers in ${debuginfod.VARIABLE}",
+            )
+        path = debuginfod.find(build_id or "")
+    image = Image(ElfFile.kept(path), text_start, build_id, statics)
+    if build_id is None or image.file.build_id is None:
+        say(f"without a build id there is no telling whether {path} is of this very kernel")
+    if not with_lines:
+        return image, None
+    found = ImageLines(image)
+    stack.callback(found.close)
+    if not found.exist:
+        say(f"{path} has no debug information (DWARF), so no line of the kernel is known")
+    return image, found
+
+
+def chosen(path: str | None, with_lines: bool, data_path: str | None) -> str | None:
+    """The file to name to the handler: ``path``, or what a debuginfod server has.
+
+    ElfError where ``path`` cannot be of the kernel that the data tells of. Servers are asked
+    only if lines are wanted and there are some; that they do not help is said, no error.
+    """
+    recorded = data.read(data_path or "perf.data")
+    if path is not None:
+        _check(path, recorded)
+        return path
+    build_id = recorded.build_id
+    if not (with_lines and debuginfod.is_wanted() and build_id and recorded.text_start):
+        return None
+    try:
+        found = debuginfod.find(build_id)
+        _check(found, recorded)
+    except KsymError as error:
+        say(f"only BPF frames get source lines: {error}")
+        return None
+    return found
+
+
+def environment() -> dict[str, str]:
+    """What tells the handler, in another Python, where pyelftools is."""
+    import elftools
+
+    return {VARIABLE: os.path.dirname(os.path.abspath(elftools.__file__))}
+
+
+def _check(path: str, recorded: Recorded) -> None:
+    file = ElfFile.kept(path)
+    # Where the data does not tell where the kernel lay, the history or the running one may.
+    start = file.anchor if recorded.text_start is None else recorded.text_start
+    Image(file, start, recorded.build_id)
+
+
+_SIZE: Final = 1 << 20
+#: What ``perf script --header`` prints before everything else.
+_HOST: Final = re.compile(rb"^# hostname : (\S+)", re.MULTILINE)
+_RELEASE: Final = re.compile(rb"^# os release : (\S+)", re.MULTILINE)
+#: It begins and ends with this.
+_RULER: Final = b"# ========"
+_CLOCKID: Final = re.compile(rb"^# event : .*use_clockid = 1.*clockid = (-?\d+)", re.MULTILINE)
+_CLOCKS: Final = {b"0": REALTIME, b"1": MONOTONIC, b"7": BOOTTIME}
+
+
+class Text:
+    """A text and how it begins: its header is read, and what that says.
+
+    ``host`` and ``release`` are None, and ``clock`` perf's own, where there is no header.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._first = piece = self._read()
+        while piece and _is_header(self._first) and len(self._first) < _SIZE:
+            piece = self._read()
+            self._first += piece
+        if self._first.startswith(MAGIC):
+            raise KsymError(
+                "this is what perf recorded, not the text that perf script prints of it",
+                "use ksym script -i FILE, or: perf script -i FILE | ksym ...",
+            )
+        self.host = _found(_HOST, self._first)
+        self.release = _found(_RELEASE, self._first)
+        clock = _CLOCKID.search(self._first)
+        #: None for a clock that no history can place.
+        self.clock = PERF if clock is None else _CLOCKS.get(clock[1])
+
+    def pieces(self) -> Iterator[bytes]:
+        """The text from its beginning, a piece as soon as there is one."""
+        piece = self._first
+        while piece:
+            yield piece
+            piece = self._read()
+
+    def _read(self) -> bytes:
+        # Whatever is there, however little: who pipes into this may pause. What click opens
+        # is buffered, which it does not tell.
+        piece: bytes = self._stream.read1(_SIZE)  # type: ignore[attr-defined]
+        return piece
+
+
+def _is_header(text: bytes) -> bool:
+    """Whether a text that begins so is all header yet, and has more of it to come."""
+    lines = text[len(BOM) if text.startswith(BOM) else 0 :].splitlines()
+    are_comments = bool(lines) and all(line.startswith(b"#") for line in lines)
+    return are_comments and lines.count(_RULER) < 2
+
+
+def _found(pattern: re.Pattern[bytes], text: bytes) -> str | None:
+    found = pattern.search(text)
+    return None if found is None else found[1].decode("utf-8", "surrogateescape")
+
+
+@contextlib.contextmanager
+def open_text(path: str) -> Iterator[Text]:
+    """A text from a file, or from stdin for ``-``."""
+    with click.open_file(path, "rb") as stream:
+        yield Text(stream)
+
+
+@contextlib.contextmanager
+def renamer(
+    text: Text, history: str | None, clock: str | None, tell: Callable[[str], None] = say
+) -> Iterator[Renamer | None]:
+    """What renames the frames of a text by the history; None if there is no history."""
+    path = locate.find(history, None)
+    if path is None:
+        yield None
+        return
+    chosen = clock or text.clock
+    if chosen is None:
+        raise KsymError(
+            "the text's times are on a clock that a history cannot place",
+            "record with: perf record -k CLOCK_MONOTONIC",
+        )
+    with History(path) as opened_history:
+        past = _past(opened_history, text, tell)
+        is_here = is_of_this_boot(past)
+        yield Renamer(
+            past,
+            past.clock_map(),
+            chosen,
+            _statics if is_here else None,
+            follow=_follower(past) if is_here else None,
+        )
+
+
+def _past(history: History, text: Text, tell: Callable[[str], None]) -> Past:
+    """The record of the boot that the text can be from."""
+    here = identity.boot_id()
+    boot = locate.choose_boot(history, here, release=text.release, host=text.host)
+    return locate.record_of(history, boot, "text", tell)
+
+
+def _follower(past: Past) -> Callable[[int], tuple[int, ClockMap]] | None:
+    """For a history that is being written: waits until it covers a time."""
+    if not any(session.writing for session in past.sessions):
+        return None
+
+    def follow(until: int) -> tuple[int, ClockMap]:
+        past.wait_covered(until)
+        covered = max((session.covered for session in past.sessions), default=0)
+        return covered, past.clock_map()
+
+    return follow
+
+
+def _statics() -> tuple[None, Kallsyms | None]:
+    return None, kallsyms(needed=False)
+
+
+def running() -> Renamer:
+    """What renames frames by the running system alone, if perf's names agree with it."""
+    clocks = clocks_now()
+    return Renamer(None, clocks if clocks.knows(PERF) else None, None, _running, doubt=True)
+
+
+def _running() -> tuple[Live | None, Kallsyms | None]:
+    loaded = timeline()
+    return (None if loaded is None else Live(loaded)), kallsyms(needed=False)

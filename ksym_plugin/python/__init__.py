@@ -1,0 +1,1 @@
+"""Python stacks: py-spy's, with the kernel's frames under them."""
