@@ -7,18 +7,15 @@ sample is counted, and the sample is passed on as perf had it.
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import sys
 
 from ksym_plugin.kernel.clocks import clock_of_attr
 from ksym_plugin.kernel.kallsyms import Kallsyms
-from ksym_plugin.perf import data, pictures, session
+from ksym_plugin.perf import data, session
 from ksym_plugin.perf.frame_cache import CoreFrames, PassingFrames
 from ksym_plugin.perf.namer import Tally, clean, decide, is_core, nameless_dso, spelled
-from ksym_plugin.perf.options import parse
-from ksym_plugin.perf.output import Placer, give_up_output, say
+from ksym_plugin.perf.output import FoldedOutput, Placer, TextOutput, give_up_output, say
 from ksym_plugin.perf.session import Stamps
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
@@ -30,43 +27,12 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from ksym_plugin.kernel.elf import Image
+    from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.options import Options
+    from ksym_plugin.perf.output import Output
     from ksym_plugin.perf.repaint import Renamer
     from ksym_plugin.perf.session import KernelLines
     from ksym_plugin.timeline.location import Place
-
-#: Built into perf's own interpreter and no other.
-_PERF_MODULE: Final = "perf_trace_context"
-
-
-def start(arguments: list[str]) -> Handler:
-    """The handler for the perf this runs inside of; exits with a sentence if it cannot be.
-
-    Where there is no perf around it, it is a program: that runs, and exits at its end.
-    """
-    is_embedded = _PERF_MODULE in sys.builtin_module_names
-    options = parse(arguments, is_embedded)
-    _prepare()
-    try:
-        if is_embedded:
-            return Handler(options, data.path_of_running_perf())
-        from ksym_plugin.perf import program
-
-        sys.exit(program.run(options))
-    except KsymError as error:
-        say(str(error))
-        sys.exit(1)
-
-
-def _prepare() -> None:
-    """Make the interpreter one that does nothing but handle samples."""
-    # Every sample is a tree of dicts without cycles: looking for some costs a twentieth.
-    gc.disable()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # As perf itself: a closed pipe ends it.
-    if sys.stdout is None:  # closed by whoever started perf
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for good
-    sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
-
 
 _KERNEL_HALF: Final = 1 << 63
 _GUEST: Final = "[guest."
@@ -78,7 +44,7 @@ class Handler:
     def __init__(self, options: Options, data_path: str | None) -> None:
         self.tally = Tally()
         self.recorded = data.read(data_path)
-        self._output = pictures.choose(options, data_path, self.recorded)
+        self._output = choose_output(options, data_path, self.recorded)
         self._user = self._output.user
         self._clock = options.clock
         #: Whether some of the output could not be written.
@@ -311,3 +277,19 @@ def _dso(frame: Frame, dso: str) -> str:
     if frame.module is not None:
         return f"[{frame.module}]"
     return clean(dso) or "[kernel.kallsyms]"
+
+
+def choose_output(options: Options, data_path: str | None, recorded: Recorded) -> Output:
+    """What prints in the format asked for; the text's own columns need perf's header."""
+    if options.format == "text":
+        return TextOutput(sys.stdout, recorded.width)
+    if options.format == "folded":
+        return FoldedOutput(sys.stdout)
+    from ksym_plugin.perf import pictures
+
+    if options.format == "report":
+        return pictures.ReportOutput(sys.stdout)
+    name = os.path.basename(data_path or "") or "perf.data"
+    if options.format == "svg":
+        return pictures.SvgOutput(sys.stdout, name)
+    return pictures.SpeedscopeOutput(sys.stdout, name)

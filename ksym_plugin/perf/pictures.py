@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 from ksym_plugin.perf.namer import is_bpf_name
-from ksym_plugin.perf.output import FoldedOutput, TextOutput, base
+from ksym_plugin.perf.output import FoldedOutput, base
 from ksym_plugin.stacks import flamegraph, speedscope
 from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account, told
 from ksym_plugin.stacks.folded import cut
@@ -17,9 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, Final, TextIO
 
-    from ksym_plugin.perf.data import Recorded
-    from ksym_plugin.perf.options import Options
-    from ksym_plugin.perf.output import Output
     from ksym_plugin.timeline.location import Place
     from ksym_plugin.timeline.symbols import Lifetime
 
@@ -251,18 +245,3 @@ class SpeedscopeOutput(SvgOutput):
         profiles = [merged, *threads]
         for part in speedscope.write(self._title, profiles, self._lines.hottest()):
             self._stream.write(part)
-
-
-def choose(options: Options, data_path: str | None, recorded: Recorded) -> Output:
-    """What prints in the format asked for; the text's own columns need perf's header."""
-    if options.format == "text":
-        return TextOutput(sys.stdout, recorded.width)
-    if options.format == "folded":
-        return FoldedOutput(sys.stdout)
-
-    if options.format == "report":
-        return ReportOutput(sys.stdout)
-    name = os.path.basename(data_path or "") or "perf.data"
-    if options.format == "svg":
-        return SvgOutput(sys.stdout, name)
-    return SpeedscopeOutput(sys.stdout, name)

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ksym_plugin.cli import pyspy_graft
+from ksym_plugin.cli.pyspy_graft import load_session
 from ksym_plugin.python import pyspy, pyspy_graft, pyspy_log, pyspy_match, pyspy_perf
 from tests.oracle.phases import PROGRAM
 
@@ -93,7 +93,7 @@ def score(folder: str | Path) -> tuple[Score, pyspy_match.Check]:
         log = pyspy_log.parse(file)
     with open(folder / "pyspy.json", "rb") as file:
         profile = pyspy.parse(pyspy.load(file.read()))
-    session = pyspy_graft.load_session(str(folder / "session.json"))
+    session = load_session(str(folder / "session.json"))
     reader = pyspy_perf.Reader()
     with open(folder / "perf.txt", "rb") as file:
         threads = pyspy_graft.by_thread(reader.read(file))
