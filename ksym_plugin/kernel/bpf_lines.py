@@ -18,31 +18,30 @@ from ksym_plugin.timeline.symbols import trampoline_key
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Final
 
     from ksym_plugin.timeline.packed import Line, LineRow, LineTable
     from ksym_plugin.timeline.symbols import Lifetime
 
 #: struct bpf_prog_info up to and including attach_btf_id; the kernel fills in what it knows.
-_INFO_SIZE: Final = 232
-_HEAD: Final = struct.Struct("=II8sI")  # type, id, tag, jited_prog_len
-_LOADED: Final = struct.Struct("=QI")  # load_time, created_by_uid, at 40
-_NAME: Final = slice(64, 80)
+_INFO_SIZE = 232
+_HEAD = struct.Struct("=II8sI")  # type, id, tag, jited_prog_len
+_LOADED = struct.Struct("=QI")  # load_time, created_by_uid, at 40
+_NAME = slice(64, 80)
 # From 104: numbers and pointers of the functions' starts and lengths; the BTF's id; size,
 # pointer and number of func_info; numbers and pointers of line_info and jited_line_info,
 # their record sizes; number and pointer of the tags.
-_ARRAYS: Final = struct.Struct("=IIQQIIQIIQQIIIIQ")
-_ATTACHED: Final = struct.Struct("=II")  # attach_btf_obj_id, attach_btf_id, at 220
-_BTF_INFO: Final = struct.Struct("=QI20x")  # btf, btf_size of struct bpf_btf_info
-_FUNC_INFO: Final = struct.Struct("=II")  # insn_off, type_id
-_LINE_INFO: Final = struct.Struct("=IIII")  # insn_off, file_name_off, line_off, line_col
-_TAG_SIZE: Final = 8
+_ARRAYS = struct.Struct("=IIQQIIQIIQQIIIIQ")
+_ATTACHED = struct.Struct("=II")  # attach_btf_obj_id, attach_btf_id, at 220
+_BTF_INFO = struct.Struct("=QI20x")  # btf, btf_size of struct bpf_btf_info
+_FUNC_INFO = struct.Struct("=II")  # insn_off, type_id
+_LINE_INFO = struct.Struct("=IIII")  # insn_off, file_name_off, line_off, line_col
+_TAG_SIZE = 8
 #: Functions and lines there is room for at the first try.
-_FUNCTION_ROOM: Final = 64
-_LINE_ROOM: Final = 1024
-_LINE_SHIFT: Final = 10
+_FUNCTION_ROOM = 64
+_LINE_ROOM = 1024
+_LINE_SHIFT = 10
 #: Packed tables that are kept, for programs that are loaded again and again.
-_MOST_KEPT: Final = 256
+_MOST_KEPT = 256
 
 
 class Reader:

@@ -19,13 +19,12 @@ from ksym_plugin.timeline.errors import SourceError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Final
 
 #: struct bpf_prog_info up to recursion_misses; older kernels leave the end of it alone.
-_SIZE: Final = 216
-_JITED_LENGTH: Final = 16
-_COST: Final = struct.Struct("=QQQ")  # run_time_ns, run_cnt, recursion_misses, at 192
-_RUN_TIME: Final = 0
+_SIZE = 216
+_JITED_LENGTH = 16
+_COST = struct.Struct("=QQQ")  # run_time_ns, run_cnt, recursion_misses, at 192
+_RUN_TIME = 0
 
 
 class Info:
@@ -56,20 +55,20 @@ def measure() -> int:
 
 
 #: struct bpf_prog_info up to and including prog_tags, all of it older than KSYMBOL.
-_INFO_SIZE: Final = 192
-_HEAD: Final = struct.Struct("=II8s")  # type, id, tag
-_LOADED: Final = struct.Struct("=QI")  # load_time, created_by_uid, at 40
-_NAME: Final = slice(64, 80)
-_FUNCTIONS: Final = struct.Struct("=IIQQ")  # at 104
-_BTF: Final = struct.Struct("=IIQI")  # btf_id, func_info_rec_size, func_info, its number, at 128
-_TAGS: Final = struct.Struct("=IQ")  # nr_prog_tags, prog_tags, at 180
-_FUNC_INFO_SIZE: Final = 8
+_INFO_SIZE = 192
+_HEAD = struct.Struct("=II8s")  # type, id, tag
+_LOADED = struct.Struct("=QI")  # load_time, created_by_uid, at 40
+_NAME = slice(64, 80)
+_FUNCTIONS = struct.Struct("=IIQQ")  # at 104
+_BTF = struct.Struct("=IIQI")  # btf_id, func_info_rec_size, func_info, its number, at 128
+_TAGS = struct.Struct("=IQ")  # nr_prog_tags, prog_tags, at 180
+_FUNC_INFO_SIZE = 8
 #: Functions there is room for at the first try.
-_ROOM: Final = 32
-_TAG_SIZE: Final = 8
+_ROOM = 32
+_TAG_SIZE = 8
 
-HIDDEN_PROBLEM: Final = "bpf(2) does not show where programs are"
-HIDDEN_REMEDY: Final = (
+HIDDEN_PROBLEM = "bpf(2) does not show where programs are"
+HIDDEN_REMEDY = (
     "run as root or with CAP_SYSLOG, and set kernel.kptr_restrict below 2 "
     "(sysctl kernel.kptr_restrict=1)"
 )

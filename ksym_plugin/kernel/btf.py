@@ -17,18 +17,17 @@ from ksym_plugin.kernel import syscalls
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from typing import Final
 
-_MAGIC: Final = 0xEB9F
-_HEADER: Final = struct.Struct("=HBBIIIII")
-_TYPE: Final = struct.Struct("=III")
-_MEMBER: Final = struct.Struct("=III")
-_STRUCT: Final = 4
-_FUNC: Final = 12
+_MAGIC = 0xEB9F
+_HEADER = struct.Struct("=HBBIIIII")
+_TYPE = struct.Struct("=III")
+_MEMBER = struct.Struct("=III")
+_STRUCT = 4
+_FUNC = 12
 #: kind: bytes after the type itself, and for each of its ``vlen`` members.
-_FIXED: Final = {1: 4, 3: 12, 14: 4, 17: 4}
-_EACH: Final = {4: 12, 5: 12, 6: 8, 13: 8, 15: 12, 19: 12}
-_LAST_KIND: Final = 19
+_FIXED = {1: 4, 3: 12, 14: 4, 17: 4}
+_EACH = {4: 12, 5: 12, 6: 8, 13: 8, 15: 12, 19: 12}
+_LAST_KIND = 19
 
 
 def function_names(blob: bytes, type_ids: Collection[int]) -> dict[int, str]:
@@ -107,14 +106,14 @@ def string(strings: bytes, at: int) -> str:
     return strings[at : end if end >= 0 else len(strings)].decode("utf-8", "backslashreplace")
 
 
-IN_BTF: Final = 0x8000_0000
-_TYPE_MASK: Final = 0x7FFF_FFFF
-_VMLINUX: Final = "/sys/kernel/btf/vmlinux"
+IN_BTF = 0x8000_0000
+_TYPE_MASK = 0x7FFF_FFFF
+_VMLINUX = "/sys/kernel/btf/vmlinux"
 #: struct bpf_btf_info: where name, name_len and kernel_btf are, in 64- and 32-bit words.
-_NAME: Final = 2
-_NAME_LENGTH: Final = 6
-_KERNEL: Final = 7
-_ROOM: Final = 64
+_NAME = 2
+_NAME_LENGTH = 6
+_KERNEL = 7
+_ROOM = 64
 
 
 class Targets:

@@ -23,34 +23,33 @@ from ksym_plugin.timeline.errors import KsymError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Final
 
-PERF: Final = "perf"
-MONOTONIC: Final = "monotonic"
-BOOTTIME: Final = "boottime"
-REALTIME: Final = "realtime"
-CLOCKS: Final = (PERF, MONOTONIC, BOOTTIME, REALTIME)
+PERF = "perf"
+MONOTONIC = "monotonic"
+BOOTTIME = "boottime"
+REALTIME = "realtime"
+CLOCKS = (PERF, MONOTONIC, BOOTTIME, REALTIME)
 
 #: perf_event_attr: where its flag word and ``clockid`` lie, and the flag that makes
 #: ``clockid`` count (include/uapi/linux/perf_event.h).
-_FLAGS_AT: Final = 40
-_CLOCKID_AT: Final = 92
-_CLOCK_NAMES: Final = {
+_FLAGS_AT = 40
+_CLOCKID_AT = 92
+_CLOCK_NAMES = {
     time.CLOCK_MONOTONIC: MONOTONIC,
     time.CLOCK_BOOTTIME: BOOTTIME,
     time.CLOCK_REALTIME: REALTIME,
 }
 
 #: Clocks drift apart less than this from one reading to the next, in ns.
-_STEP: Final = 1_000_000
-_NEVER: Final = -1
+_STEP = 1_000_000
+_NEVER = -1
 
-_PR_SET_NAME: Final = 15
-_RECORD_COMM: Final = 3
-_SAMPLE_TIME: Final = 1 << 2
-_DATA_HEAD_AT: Final = 1024
-_HEADER: Final = struct.Struct("=IHH")
-_WORD: Final = struct.Struct("=Q")
+_PR_SET_NAME = 15
+_RECORD_COMM = 3
+_SAMPLE_TIME = 1 << 2
+_DATA_HEAD_AT = 1024
+_HEADER = struct.Struct("=IHH")
+_WORD = struct.Struct("=Q")
 
 
 class Instant:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
-
-_TEXT: Final = b"_text"
-_STEXT: Final = b"_stext"
+_TEXT = b"_text"
+_STEXT = b"_stext"
 #: The image's beginning comes early, after per-CPU symbols at the most.
-_MOST_BYTES: Final = 4 << 20
+_MOST_BYTES = 4 << 20
 
 
 def start(path: str = "/proc/kallsyms") -> int | None:
@@ -42,8 +38,8 @@ def start(path: str = "/proc/kallsyms") -> int | None:
     return stext or None
 
 
-_GNU_BUILD_ID: Final = 3  # NT_GNU_BUILD_ID in elf.h
-_HEADER: Final = 12  # name length, description length and type, 32 bits each
+_GNU_BUILD_ID = 3  # NT_GNU_BUILD_ID in elf.h
+_HEADER = 12  # name length, description length and type, 32 bits each
 
 
 def build_id(path: str = "/sys/kernel/notes") -> str | None:

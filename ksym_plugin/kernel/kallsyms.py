@@ -36,7 +36,7 @@ from ksym_plugin.timeline.symbols import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import IO, Final
+    from typing import IO
 
     from ksym_plugin.timeline.symbols import Reason
 
@@ -197,19 +197,19 @@ def read_module_sizes(path: str) -> dict[str, tuple[int, int]]:
 
 
 #: The modules the kernel makes up for pages of kprobes and ftrace (kernel/kallsyms.c).
-_PSEUDO: Final = "__builtin__"
+_PSEUDO = "__builtin__"
 
 # Where the type and the name begin.
-_TYPE: Final = 17
-_NAME: Final = 19
-_FUNCTIONS: Final = frozenset(b"tTwW")
-_ENDS: Final = frozenset((b"_etext", b"_einittext"))
-_MARKER: Final = re.compile(
+_TYPE = 17
+_NAME = 19
+_FUNCTIONS = frozenset(b"tTwW")
+_ENDS = frozenset((b"_etext", b"_einittext"))
+_MARKER = re.compile(
     rb"_[se]?(?:init)?text|_end|__(?:start|stop)_.*|__init_(?:begin|end)"
     rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_(?:start|end)"
 )
 #: Of those, the borders behind which nothing of the section is left.
-_END: Final = re.compile(
+_END = re.compile(
     rb"_e(?:init)?text|_end|__stop_.*|__init_end"
     rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_end"
 )
@@ -300,15 +300,15 @@ def _name(line: bytes) -> bytes:
 
 
 #: What an address may be at most from its symbol where nothing better bounds it.
-PAGE: Final = 4096
+PAGE = 4096
 
-_TOP: Final = (1 << 64) - 1
-_HALF: Final = 1 << 63
+_TOP = (1 << 64) - 1
+_HALF = 1 << 63
 # The usual beginning of kernel space on 32 bits, for a table that gives no hint.
-_NARROW_FLOOR: Final = 0xBF000000
-_MODULE_AREA: Final = 1 << 24
+_NARROW_FLOOR = 0xBF000000
+_MODULE_AREA = 1 << 24
 # More names than this at one address are looked through once, not once a look-up.
-_CROWD: Final = 32
+_CROWD = 32
 
 
 class Kallsyms:

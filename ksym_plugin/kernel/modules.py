@@ -15,31 +15,30 @@ from ksym_plugin.timeline.errors import SourceError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from typing import Final
 
-LISTING: Final = "/proc/modules"
-LOADING: Final = "Loading"
-UNLOADING: Final = "Unloading"
+LISTING = "/proc/modules"
+LOADING = "Loading"
+UNLOADING = "Unloading"
 
-_NETLINK_KOBJECT_UEVENT: Final = 15
-_KERNEL_GROUP: Final = 1
-_KERNEL_PORT: Final = 0
-_SO_ATTACH_FILTER: Final = 26
-_SO_RCVBUFFORCE: Final = 33
+_NETLINK_KOBJECT_UEVENT = 15
+_KERNEL_GROUP = 1
+_KERNEL_PORT = 0
+_SO_ATTACH_FILTER = 26
+_SO_RCVBUFFORCE = 33
 #: Modules can come by the hundred: their events wait here until they are read.
-_ROOM: Final = 4 << 20
+_ROOM = 4 << 20
 #: The longest uevent (UEVENT_BUFFER_SIZE in linux/kobject.h), and its beginning.
-_LONGEST: Final = 2304
-_ADDED: Final = b"add@/module/"
-_REMOVED: Final = b"remove@/module/"
+_LONGEST = 2304
+_ADDED = b"add@/module/"
+_REMOVED = b"remove@/module/"
 
 # Of classic BPF (linux/bpf_common.h): load four bytes, compare, return.
-_LOAD: Final = 0x20
-_IS: Final = 0x15
-_RETURN: Final = 0x06
+_LOAD = 0x20
+_IS = 0x15
+_RETURN = 0x06
 #: Devices come by the thousand and have several events each: what is not about modules
 #: neither wakes nor takes room. Operation, jumps if equal and if not, operand.
-_FILTER: Final = (
+_FILTER = (
     (_LOAD, 0, 0, 0),
     (_IS, 0, 2, int.from_bytes(b"add@", "big")),
     (_LOAD, 0, 0, 4),
@@ -155,11 +154,11 @@ def _deaf(error: OSError) -> SourceError:
     return SourceError(f"the kernel's uevents cannot be listened to ({error.strerror})")
 
 
-_ROOT: Final = "/lib/modules"
-_ENDING: Final = ".ko"
+_ROOT = "/lib/modules"
+_ENDING = ".ko"
 #: The largest modules have some 10 MB, with debug information a hundred more.
-_MOST_BYTES: Final = 1 << 28
-_CHUNK: Final = 1 << 20
+_MOST_BYTES = 1 << 28
+_CHUNK = 1 << 20
 
 
 def path_of(name: str, release: str, root: str = _ROOT) -> str | None:

@@ -9,12 +9,12 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final, Union
+    from typing import Union
 
     Record = Union["KSymbol", "BpfEvent", "Lost"]
 
-ONLINE: Final = "/sys/devices/system/cpu/online"
-POSSIBLE: Final = "/sys/devices/system/cpu/possible"
+ONLINE = "/sys/devices/system/cpu/online"
+POSSIBLE = "/sys/devices/system/cpu/possible"
 
 
 def online_text() -> str:
@@ -41,24 +41,24 @@ def parse_cpu_list(text: str) -> list[int]:
     return cpus
 
 
-RECORD_LOST: Final = 2
-RECORD_KSYMBOL: Final = 17
-RECORD_BPF_EVENT: Final = 18
+RECORD_LOST = 2
+RECORD_KSYMBOL = 17
+RECORD_BPF_EVENT = 18
 
 #: enum perf_record_ksymbol_type
-KSYMBOL_BPF: Final = 1
-KSYMBOL_OOL: Final = 2
+KSYMBOL_BPF = 1
+KSYMBOL_OOL = 2
 #: PERF_RECORD_KSYMBOL_FLAGS_UNREGISTER
-UNREGISTER: Final = 1
+UNREGISTER = 1
 #: enum perf_bpf_event_type
-PROG_LOAD: Final = 1
-PROG_UNLOAD: Final = 2
+PROG_LOAD = 1
+PROG_UNLOAD = 2
 
-_HEADER: Final = struct.Struct("=IHH")  # type, misc, size
-_KSYMBOL: Final = struct.Struct("=QIHH")  # addr, len, ksym_type, flags
-_BPF_EVENT: Final = struct.Struct("=HHI8s")  # type, flags, id, tag
-_LOST: Final = struct.Struct("=QQ")  # id, lost
-_NAME_AT: Final = _HEADER.size + _KSYMBOL.size
+_HEADER = struct.Struct("=IHH")  # type, misc, size
+_KSYMBOL = struct.Struct("=QIHH")  # addr, len, ksym_type, flags
+_BPF_EVENT = struct.Struct("=HHI8s")  # type, flags, id, tag
+_LOST = struct.Struct("=QQ")  # id, lost
+_NAME_AT = _HEADER.size + _KSYMBOL.size
 
 
 class KSymbol:
@@ -141,13 +141,13 @@ def _record(kind: int, data: bytes, at: int, end: int) -> Record | None:
 
 
 #: Words of 8 bytes in struct perf_event_mmap_page.
-_DATA_HEAD: Final = 128
-_DATA_TAIL: Final = 129
+_DATA_HEAD = 128
+_DATA_TAIL = 129
 #: Bytes of records a ring can hold; halved down to a page where less may be locked.
-RING_BYTES: Final = 256 * 1024
+RING_BYTES = 256 * 1024
 #: With less room than this left a record may have been refused. The longest has a name
 #: of 512 bytes and what other listeners made the kernel append.
-_TIGHT: Final = 4096
+_TIGHT = 4096
 
 
 class Ring:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from ksym_plugin.timeline.errors import SourceError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
-
-_STATUS: Final = "/proc/self/status"
-_LOCKDOWN: Final = "/sys/kernel/security/lockdown"
-_SYS_ADMIN: Final = 1 << 21
-_PERFMON: Final = 1 << 38
-_BPF: Final = 1 << 39
+_STATUS = "/proc/self/status"
+_LOCKDOWN = "/sys/kernel/security/lockdown"
+_SYS_ADMIN = 1 << 21
+_PERFMON = 1 << 38
+_BPF = 1 << 39
 
 
 def require_probes() -> None:

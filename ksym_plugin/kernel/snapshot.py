@@ -24,13 +24,12 @@ from ksym_plugin.timeline.symbols import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Final
 
     from ksym_plugin.kernel.bpf_prog import Program
 
-KALLSYMS: Final = "/proc/kallsyms"
-_OOL_PREFIX: Final = "[__builtin__"
-_MARKS: Final = (b"\t[bpf]\n", b"\t[__builtin__")
+KALLSYMS = "/proc/kallsyms"
+_OOL_PREFIX = "[__builtin__"
+_MARKS = (b"\t[bpf]\n", b"\t[__builtin__")
 
 
 class Lines:
@@ -89,19 +88,19 @@ def _sort_in(lines: Lines, start: str, name: str, module: str) -> None:
 
 #: How far an image can reach: the kernel allocates a page for each (PAGE_SIZE of the
 #: smallest kind), and so much PERF_RECORD_KSYMBOL claims.
-IMAGE_REACH: Final = 4096
+IMAGE_REACH = 4096
 #: A FineIBT preamble, kept as a symbol of its own in front of a program.
-_CFI_PREFIX: Final = "__cfi_"
-_CFI_LENGTH: Final = 16
+_CFI_PREFIX = "__cfi_"
+_CFI_LENGTH = 16
 
 #: BPF_PROG_TYPE_SOCKET_FILTER and BPF_PROG_TYPE_CGROUP_SKB: what users without privileges
 #: may load, where kernel.unprivileged_bpf_disabled is 0.
-_UNPRIVILEGED: Final = (1, 8)
+_UNPRIVILEGED = (1, 8)
 
 #: So many programs' names are read from their BTF one by one; for more, kallsyms is faster.
-_FEW: Final = 32
+_FEW = 32
 
-_NO_LENGTHS: Final = "lengths of programs loaded before the start are unknown"
+_NO_LENGTHS = "lengths of programs loaded before the start are unknown"
 
 
 class Snapshot:

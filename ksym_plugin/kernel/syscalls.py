@@ -19,7 +19,7 @@ from ksym_plugin.timeline.errors import SourceError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, Final
+    from typing import Any
 
 
 class Ticker:
@@ -65,11 +65,11 @@ class Ticker:
 
 
 #: machine as uname(2) spells it: (bpf, perf_event_open), from the kernel's tables.
-_GENERIC: Final = (280, 241)
-_I386: Final = (357, 336)
-_ARM: Final = (386, 364)
-_PPC: Final = (361, 319)
-_NUMBERS: Final = {
+_GENERIC = (280, 241)
+_I386 = (357, 336)
+_ARM = (386, 364)
+_PPC = (361, 319)
+_NUMBERS = {
     "x86_64": (321, 298),
     "aarch64": _GENERIC,
     "riscv64": _GENERIC,
@@ -86,40 +86,40 @@ _NUMBERS: Final = {
     "armv8l": _ARM,
 }
 #: What a 32-bit interpreter speaks on a kernel that calls itself this.
-_COMPAT: Final = {"x86_64": "i686", "aarch64": "armv7l"}
+_COMPAT = {"x86_64": "i686", "aarch64": "armv7l"}
 
 # enum bpf_cmd
-MAP_CREATE: Final = 0
-MAP_LOOKUP_ELEM: Final = 1
-MAP_UPDATE_ELEM: Final = 2
-PROG_LOAD: Final = 5
-PROG_GET_NEXT_ID: Final = 11
-PROG_GET_FD_BY_ID: Final = 13
-OBJ_GET_INFO_BY_FD: Final = 15
-BTF_GET_FD_BY_ID: Final = 19
-ENABLE_STATS: Final = 32
+MAP_CREATE = 0
+MAP_LOOKUP_ELEM = 1
+MAP_UPDATE_ELEM = 2
+PROG_LOAD = 5
+PROG_GET_NEXT_ID = 11
+PROG_GET_FD_BY_ID = 13
+OBJ_GET_INFO_BY_FD = 15
+BTF_GET_FD_BY_ID = 19
+ENABLE_STATS = 32
 
 # enum perf_type_id, enum perf_sw_ids, enum perf_event_sample_format and _read_format
-TYPE_SOFTWARE: Final = 1
-COUNT_SW_DUMMY: Final = 9
-COUNT_SW_BPF_OUTPUT: Final = 10
-SAMPLE_RAW: Final = 1 << 10
-FORMAT_LOST: Final = 1 << 4
+TYPE_SOFTWARE = 1
+COUNT_SW_DUMMY = 9
+COUNT_SW_BPF_OUTPUT = 10
+SAMPLE_RAW = 1 << 10
+FORMAT_LOST = 1 << 4
 
 # The bits of perf_event_attr's flag word, counted from the first declared one.
-DISABLED: Final = 1 << 0
-EXCLUDE_USER: Final = 1 << 4
-EXCLUDE_KERNEL: Final = 1 << 5
-EXCLUDE_HV: Final = 1 << 6
-COMM: Final = 1 << 9
-WATERMARK: Final = 1 << 14
-SAMPLE_ID_ALL: Final = 1 << 18
-USE_CLOCKID: Final = 1 << 25
-KSYMBOL: Final = 1 << 29
-BPF_EVENT: Final = 1 << 30
+DISABLED = 1 << 0
+EXCLUDE_USER = 1 << 4
+EXCLUDE_KERNEL = 1 << 5
+EXCLUDE_HV = 1 << 6
+COMM = 1 << 9
+WATERMARK = 1 << 14
+SAMPLE_ID_ALL = 1 << 18
+USE_CLOCKID = 1 << 25
+KSYMBOL = 1 << 29
+BPF_EVENT = 1 << 30
 
-_FLAG_FD_CLOEXEC: Final = 8
-_ATTR: Final = struct.Struct("=IIQQQQQIIQQQQIiQIHH")
+_FLAG_FD_CLOEXEC = 8
+_ATTR = struct.Struct("=IIQQQQQIIQQQQIiQIHH")
 
 _syscall: Callable[..., int] | None = None
 _get_errno: Callable[[], int] | None = None

@@ -11,11 +11,10 @@ from ksym_plugin.timeline.errors import SourceError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Final
 
 __all__ = ["AUTO", "Attempt", "Source", "names", "open_source"]
 
-AUTO: Final = "auto"
+AUTO = "auto"
 
 
 def _kprobe(ring_bytes: int | None) -> Source:
@@ -43,7 +42,7 @@ def _polling(_: int | None) -> Source:
 
 
 #: Name and constructor, the best first: this is the order in which ``auto`` tries them.
-_SOURCES: Final[tuple[tuple[str, Callable[[int | None], Source]], ...]] = (
+_SOURCES: tuple[tuple[str, Callable[[int | None], Source]], ...] = (
     ("kprobe", _kprobe),
     ("fentry", _fentry),
     ("perf_event", _perf_event),

@@ -14,14 +14,13 @@ from ksym_plugin.timeline.errors import SourceError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import ExitStack
-    from typing import Final
 
-KERNEL_BTF: Final = "/sys/kernel/btf/vmlinux"
-_TRACING: Final = 26
-_TRACE_FENTRY: Final = 24
+KERNEL_BTF = "/sys/kernel/btf/vmlinux"
+_TRACING = 26
+_TRACE_FENTRY = 24
 #: r0 = 0; exit
-_CODE: Final = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
-_ATTR_SIZE: Final = 128
+_CODE = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
+_ATTR_SIZE = 128
 
 
 class FentrySource(KsymSource):

@@ -19,14 +19,13 @@ from ksym_plugin.timeline.errors import SourceError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import ExitStack
-    from typing import Final
 
-PMU: Final = "/sys/bus/event_source/devices/kprobe/type"
-_FUNCTIONS: Final = ("bpf_ksym_add", "bpf_ksym_del")
+PMU = "/sys/bus/event_source/devices/kprobe/type"
+_FUNCTIONS = ("bpf_ksym_add", "bpf_ksym_del")
 #: PERF_EVENT_IOC_SET_BPF, which is _IOW('$', 8, __u32), and PERF_EVENT_IOC_ENABLE.
-_SET_BPF: Final = 0x40042408
-_ENABLE: Final = 0x2400
-_POWERPC: Final = {_SET_BPF: 0x80042408, _ENABLE: 0x20002400}
+_SET_BPF = 0x40042408
+_ENABLE = 0x2400
+_POWERPC = {_SET_BPF: 0x80042408, _ENABLE: 0x20002400}
 
 
 class KprobeSource(KsymSource):

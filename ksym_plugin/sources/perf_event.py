@@ -25,21 +25,19 @@ from ksym_plugin.timeline.symbols import Loss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
-
     from ksym_plugin.kernel.perf_ring import Record
     from ksym_plugin.sources.source import Change
     from ksym_plugin.timeline.symbols import Load
 
 #: How often ``fileno`` becomes readable when nothing happens: bounds the windows of
 #: changes after a quiet time, and how long a new CPU goes unnoticed.
-TICK: Final = 1.0
-_LOOKS: Final = 8
-_FLAGS: Final = syscalls.KSYMBOL | syscalls.BPF_EVENT | syscalls.WATERMARK
-_LOST_CAUSE: Final = "perf ring full"
-_SUSPECT_CAUSE: Final = "perf ring nearly full"
-_BROKEN_CAUSE: Final = "perf records unreadable"
-_HOTPLUG_CAUSE: Final = "CPU came online"
+TICK = 1.0
+_LOOKS = 8
+_FLAGS = syscalls.KSYMBOL | syscalls.BPF_EVENT | syscalls.WATERMARK
+_LOST_CAUSE = "perf ring full"
+_SUSPECT_CAUSE = "perf ring nearly full"
+_BROKEN_CAUSE = "perf records unreadable"
+_HOTPLUG_CAUSE = "CPU came online"
 
 
 class PerfEventSource(Source):

@@ -16,19 +16,17 @@ from ksym_plugin.timeline.symbols import Load, Loss, Unload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
-
     from ksym_plugin.sources.source import Change
 
-_SECOND: Final = 1_000_000_000
+_SECOND = 1_000_000_000
 #: All ids are listed again only after so many times what the last listing took, so that
 #: polling stays at a twentieth of a CPU however many programs there are.
-_REST: Final = 20
+_REST = 20
 #: Images follow from attaching programs, mostly just after loading one, and finding
 #: them means reading all of kallsyms: for so long after a change they are looked for
 #: every second, otherwise every half minute, and with ten times as long a rest.
-_IMAGES_AFTER: Final = 3 * _SECOND
-_SKIPPED_CAUSE: Final = "programs came and went between polls"
+_IMAGES_AFTER = 3 * _SECOND
+_SKIPPED_CAUSE = "programs came and went between polls"
 
 
 class PollingSource(Source):

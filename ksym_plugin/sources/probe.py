@@ -34,19 +34,18 @@ from ksym_plugin.timeline.symbols import OOL, Loss
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Final
 
     from ksym_plugin.sources.probe_records import Counts, Record
     from ksym_plugin.sources.source import Change
     from ksym_plugin.timeline.symbols import Load
 
-_NAME: Final = "ksym_self_test"
-_SOCKET_FILTER: Final = 1
+_NAME = "ksym_self_test"
+_SOCKET_FILTER = 1
 #: r0 = 0; exit
-_CODE: Final = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
+_CODE = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
 #: prog_type, insn_cnt, insns, license, log_level, log_size, log_buf, kern_version,
 #: prog_flags, prog_name
-_LOAD: Final = struct.Struct("=IIQQIIQII16s")
+_LOAD = struct.Struct("=IIQQIIQII16s")
 
 
 def run(take: Callable[[], list[Record]]) -> bool:
@@ -93,11 +92,11 @@ def _load() -> int:
 
 #: A record takes some 110 bytes: room for 10,000 loads and their unloads, nearly twice,
 #: while nobody reads. It is kernel memory, held as long as the source.
-RING_BYTES: Final = 4 << 20
-_MAPS: Final = ("streams", "events")
+RING_BYTES = 4 << 20
+_MAPS = ("streams", "events")
 #: How long a loss after which nothing comes goes unnoticed.
-TICK: Final = 1.0
-_MISSED_CAUSE: Final = "the probe was busy"
+TICK = 1.0
+_MISSED_CAUSE = "the probe was busy"
 
 
 class KsymSource(Source):

@@ -21,20 +21,19 @@ from ksym_plugin.timeline.symbols import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Final
 
     from ksym_plugin.sources.source import Change
 
 #: The kinds of a change, which are also the keys of the map ``streams``.
-ADD: Final = 0
-DEL: Final = 1
+ADD = 0
+DEL = 1
 
 #: struct record up to its name.
-_HEAD: Final = struct.Struct("=QQIIIIIHBB16s")
+_HEAD = struct.Struct("=QQIIIIIHBB16s")
 #: The 64-bit words of struct stream.
-_STREAM_WORDS: Final = 3
+_STREAM_WORDS = 3
 #: Numbers are 32 bits wide in records, and go round.
-SEQ_MASK: Final = 0xFFFFFFFF
+SEQ_MASK = 0xFFFFFFFF
 
 
 class Record:
@@ -99,8 +98,8 @@ def _text(data: bytes) -> str:
     return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
 
 
-CAUSE: Final = "the probe's ring was full"
-_HALF: Final = 1 << 31
+CAUSE = "the probe's ring was full"
+_HALF = 1 << 31
 
 
 class Stream:

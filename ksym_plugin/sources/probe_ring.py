@@ -17,15 +17,15 @@ from ksym_plugin.kernel.perf_ring import Ring, online_text, parse_cpu_list
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final, Union
+    from typing import Union
 
     Rings = Union["BpfRing", "PerfBuffers"]
 
-_RINGBUF: Final = 27
+_RINGBUF = 27
 #: map_type, key_size, value_size, max_entries
-_CREATE: Final = struct.Struct("=IIII")
+_CREATE = struct.Struct("=IIII")
 #: map_fd, padding, the addresses of key and value, flags
-_ELEMENT: Final = struct.Struct("=IIQQQ")
+_ELEMENT = struct.Struct("=IIQQQ")
 
 
 def lookup(map_fd: int, key: int, value: array[int]) -> None:
@@ -57,19 +57,19 @@ def _element(command: int, map_fd: int, key: int, value: array[int]) -> None:
 
 #: A record's header in the ring (struct bpf_ringbuf_hdr): its length with two flags,
 #: then a page offset of no use here.
-_BUSY: Final = 1 << 31
-_DISCARDED: Final = 1 << 30
-_HEADER: Final = 8
+_BUSY = 1 << 31
+_DISCARDED = 1 << 30
+_HEADER = 8
 
-_RECORD_SAMPLE: Final = 9
+_RECORD_SAMPLE = 9
 #: struct perf_event_header, then the size of the raw data.
-_SAMPLE: Final = struct.Struct("=IHHI")
+_SAMPLE = struct.Struct("=IHHI")
 
 #: What is known of the CPUs that are online when one of them could not be listened to.
-_UNSURE: Final = "?"
+_UNSURE = "?"
 
 #: The least that a CPU's perf buffer has, however many CPUs share the memory.
-_LEAST: Final = 32 * 1024
+_LEAST = 32 * 1024
 
 
 def open_rings(map_fd: int, is_ring: bool, size: int) -> Rings:

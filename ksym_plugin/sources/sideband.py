@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     Live = dict[int, tuple[str, "int | None"]]
     from collections.abc import Callable, Iterable
-    from typing import Final
 
     from ksym_plugin.kernel.bpf_prog import Program
     from ksym_plugin.kernel.perf_ring import Record
@@ -182,12 +181,12 @@ def _ends(
 
 
 #: The granule of an image's length in a record, whatever its true length is.
-_IMAGE_LENGTH: Final = 4096
+_IMAGE_LENGTH = 4096
 #: How far back a BPF_EVENT may lie behind its KSYMBOLs: twice the functions a program
 #: can have (BPF_MAX_SUBPROGS), and a bound on the work that records can make.
-_MOST_PENDING: Final = 512
+_MOST_PENDING = 512
 #: Modules that kallsyms gives to out-of-line code (kernel/kallsyms.c).
-_OOL_MODULES: Final = {
+_OOL_MODULES = {
     "ftrace_trampoline": "__builtin__ftrace",
     "kprobe_insn_page": "__builtin__kprobes",
     "kprobe_optinsn_page": "__builtin__kprobes",

@@ -50,8 +50,10 @@ def test_an_arrow_upward_is_named(broken, text: str) -> None:
     said = broken(timeline_in_index=text, kernel_in_clocks="")
     at = text.count("\n") + 1
     assert said == [
-        f"ksym_plugin/timeline/index.py:{at}: timeline may not import ksym_plugin.kernel.clocks;"
-        " it may import: nothing"
+        (
+            f"ksym_plugin/timeline/index.py:{at}: timeline may not import ksym_plugin.kernel.clocks;"
+            " it may import: nothing"
+        )
     ]
 
 
