@@ -49,12 +49,8 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_an_arrow_upward_is_named(broken, text: str) -> None:
     said = broken(timeline_in_index=text, kernel_in_clocks="")
     at = text.count("\n") + 1
-    assert said == [
-        (
-            f"ksym_plugin/timeline/index.py:{at}: timeline may not import ksym_plugin.kernel.clocks;"
-            " it may import: nothing"
-        )
-    ]
+    rule = "timeline may not import ksym_plugin.kernel.clocks; it may import: nothing"
+    assert said == [f"ksym_plugin/timeline/index.py:{at}: {rule}"]
 
 
 def test_an_arrow_down_is_allowed(broken) -> None:
