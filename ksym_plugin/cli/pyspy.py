@@ -86,7 +86,6 @@ def command() -> None:
 )
 @click.option("-e", "--event", default="cpu-clock", show_default=True, help="perf's event.")
 @click.option("--native", is_flag=True, help="Native frames too; slows the process down more.")
-@click.option("--nonblocking", is_flag=True, help="Never stop the process; approximate.")
 @click.option("--subprocesses", is_flag=True, help="Sample what the process starts as well.")
 @click.option("--keep", metavar="DIR", help="Keep what was recorded there, for ksym pyspy graft.")
 @options.history
@@ -102,7 +101,6 @@ def record(
     freq: int,
     event: str,
     native: bool,
-    nonblocking: bool,
     subprocesses: bool,
     keep: str | None,
     history: str | None,
@@ -120,12 +118,8 @@ def record(
     """
     if (pid is None) == (not command):
         raise click.UsageError("name a process with -p, or give a command after --")
-    if native and nonblocking:
-        raise click.UsageError("py-spy has to stop the process for --native")
-    if nonblocking and subprocesses:
-        raise click.UsageError("py-spy mixes processes up in the file that --nonblocking needs")
     pyspy_record.py_spy()
-    how = pyspy_record.How(rate, freq, event, native, nonblocking, subprocesses)
+    how = pyspy_record.How(rate, freq, event, native, subprocesses)
     status = 0
     with _folder(keep) as folder, Signals() as signals, contextlib.ExitStack() as stack:
         started = None
@@ -133,7 +127,7 @@ def record(
             started = stack.enter_context(Command(command, signals))
             pid = started.pid
         else:
-            pyspy_record.require_fit(pid, rate, not nonblocking)
+            pyspy_record.require_fit(pid, rate)
             _tell_of_perf_support(pyspy_record.python_of(pid))
             duration = duration or _SECONDS
         samplers = stack.enter_context(pyspy_record.Sampling(folder, pid, how, signals))

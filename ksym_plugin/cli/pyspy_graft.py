@@ -10,7 +10,7 @@ from ksym_plugin.cli import flamegraph, inputs
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.history import locate
 from ksym_plugin.perf.data import MAGIC
-from ksym_plugin.python import pyspy, pyspy_graft, pyspy_log, pyspy_loose, pyspy_match, pyspy_perf
+from ksym_plugin.python import pyspy, pyspy_graft, pyspy_match, pyspy_perf
 from ksym_plugin.stacks import flamegraph as picture
 from ksym_plugin.stacks import speedscope as speedscope_file
 from ksym_plugin.timeline.errors import KsymError
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Final
 
+    from ksym_plugin.python.pyspy import Log
     from ksym_plugin.python.pyspy_graft import Grafted
-    from ksym_plugin.python.pyspy_log import Log
     from ksym_plugin.python.pyspy_perf import Hit, Reader
 
 #: What ``ksym pyspy record --keep`` calls its files.
@@ -136,11 +136,7 @@ def graft(files: Files, force: bool) -> Grafted:
     reader, hits = _perf_samples(files)
     threads = pyspy_graft.by_thread(hits)
     shift = _shift(files, reader)
-    # A chrometrace file is a list, a speedscope file is not.
-    if isinstance(document, list):
-        grafted = _loosely(files, document, log, shift, threads)
-    else:
-        grafted = _exactly(files, document, log, shift, threads, force)
+    grafted = _graft(files, document, log, shift, threads, force)
     if not any(hit.kernel for hit in hits):
         say("no sample of perf has kernel frames: see what this user may see with: ksym doctor")
     if reader.passed_over:
@@ -148,7 +144,7 @@ def graft(files: Files, force: bool) -> Grafted:
     return grafted
 
 
-def _exactly(
+def _graft(
     files: Files,
     document: object,
     log: Log,
@@ -183,42 +179,11 @@ def _exactly(
     return grafted
 
 
-def _loosely(
-    files: Files,
-    document: list[object],
-    log: Log,
-    shift: int,
-    threads: Mapping[int, Sequence[Hit]],
-) -> Grafted:
-    """By times that py-spy wrote down without stopping the process."""
-    outer = files.session.outer
-    changes = {outer.get(tid, tid): mine for tid, mine in pyspy_loose.parse(document).items()}
-    span = max((mine.times[-1] - mine.times[0] for mine in changes.values()), default=0)
-    reached = (log.samples or 0) * 1e9 / span / len(changes) if span else 0.0
-    rate = reached or files.session.rate or 100.0
-    zero = pyspy_loose.beginning(changes, threads, log, shift, 1e9 / rate)
-    answers = {
-        tid: pyspy_loose.LooseMatcher(mine, zero, 1e9 / rate) for tid, mine in changes.items()
-    }
-    grafted = pyspy_graft.graft(threads, answers, (), ())
-    asked = f" of {files.session.rate:g}" if files.session.rate else ""
-    say(
-        f"py-spy took about {rate:.0f}{asked} samples a second, and held the process 0.0 % of the"
-        " time"
-    )
-    say(grafted.tally.line())
-    say(
-        "approximate: py-spy did not stop the process, so nothing dates its samples, and they"
-        " cannot be checked"
-    )
-    return grafted
-
-
 def _log(path: str | None) -> Log:
     if path is None:
-        return pyspy_log.Log()
+        return pyspy.Log()
     with open(path, "rb") as file:
-        return pyspy_log.parse(file)
+        return pyspy.parse_log(file)
 
 
 def _refuse(log: Log) -> None:
@@ -232,13 +197,13 @@ def _refuse(log: Log) -> None:
     if log.errors > pyspy_match.MOST_SLACK:
         raise KsymError(
             f"py-spy failed at {log.errors} samples, so that the order of the others tells no time",
-            "record again at a lower --rate, or, where threads come and go, with --nonblocking",
+            "record again at a lower --rate",
         )
 
 
 def _note_version(version: str) -> None:
-    if version not in pyspy_log.TRIED:
-        tried = ", ".join(pyspy_log.TRIED)
+    if version not in pyspy.TRIED:
+        tried = ", ".join(pyspy.TRIED)
         say(
             f"py-spy {version or 'of unknown version'} is none of those tried ({tried}); its log"
             " is believed as far as it fits the samples in number"

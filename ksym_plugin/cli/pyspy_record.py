@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+from typing import TYPE_CHECKING, NamedTuple
 
 from ksym_plugin.cli import pyspy_graft
 from ksym_plugin.cli.output import say
@@ -21,7 +22,6 @@ from ksym_plugin.cli.signals import is_foreground
 from ksym_plugin.kernel.worker import Child
 from ksym_plugin.timeline.errors import KsymError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Final
@@ -134,11 +134,8 @@ def python_of(pid: int) -> tuple[int, int] | None:
     return None if found is None else (int(found[1]), int(found[2]))
 
 
-def require_fit(pid: int, rate: int, is_stopped: bool) -> None:
-    """KsymError for a process that is not there, has a debugger, or would be held up.
-
-    ``is_stopped`` says that py-spy will stop it ``rate`` times a second.
-    """
+def require_fit(pid: int, rate: int) -> None:
+    """KsymError for a process that is not there, has a debugger, or would be held up."""
     try:
         tids = os.listdir(f"/proc/{pid}/task")
     except FileNotFoundError:
@@ -151,11 +148,11 @@ def require_fit(pid: int, rate: int, is_stopped: bool) -> None:
             " be only one",
             "end that one first",
         )
-    if len(tids) > _MANY_THREADS and rate > _LOW_RATE and is_stopped:
+    if len(tids) > _MANY_THREADS and rate > _LOW_RATE:
         raise KsymError(
             f"process {pid} has {len(tids)} threads, and py-spy would stop each of them"
             f" {rate} times a second",
-            f"use --rate {_LOW_RATE} or less, or --nonblocking",
+            f"use --rate {_LOW_RATE} or less",
         )
 
 
@@ -218,26 +215,14 @@ _PERF_LOG: Final = "perf.log"
 _RECORDER_LOG: Final = "recorder.log"
 
 
-class How:
+class How(NamedTuple):
     """What is asked of the samplers: their rates in samples a second, perf's event, and modes."""
 
-    __slots__ = ("event", "frequency", "native", "nonblocking", "rate", "subprocesses")
-
-    def __init__(
-        self,
-        rate: int,
-        frequency: int,
-        event: str,
-        native: bool = False,
-        nonblocking: bool = False,
-        subprocesses: bool = False,
-    ) -> None:
-        self.rate = rate
-        self.frequency = frequency
-        self.event = event
-        self.native = native
-        self.nonblocking = nonblocking
-        self.subprocesses = subprocesses
+    rate: int
+    frequency: int
+    event: str
+    native: bool
+    subprocesses: bool
 
 
 def py_spy() -> str:
@@ -331,9 +316,8 @@ class Sampling:
     def _call_py_spy(self) -> Child:
         how = self._how
         call = [py_spy(), "record", "-p", str(self._pid), "-r", str(how.rate), "-d", _FOR_EVER]
-        call += ["-f", "chrometrace" if how.nonblocking else "speedscope"]
+        call += ["-f", "speedscope"]
         call += ["--idle", "--threads", "--full-filenames", "-o", self.path(pyspy_graft.PYSPY)]
-        call += ["--nonblocking"] if how.nonblocking else []
         call += ["--native"] if how.native else []
         call += ["--subprocesses"] if how.subprocesses else []
         environment = {"RUST_LOG": "py_spy=info,remoteprocess=debug"}

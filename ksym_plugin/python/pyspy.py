@@ -1,4 +1,4 @@
-"""What py-spy writes: the stacks of a speedscope file, and what its thread names say.
+"""What py-spy writes: a speedscope file, and a log that dates its samples.
 
 A speedscope file of py-spy has one entry a sample, in the order of time, but no time.
 With ``--threads`` each begins with the frame ``thread (TID): NAME``, behind
@@ -7,89 +7,105 @@ by pthread id, which short-lived threads share: so the frame is believed, the na
 profile only where there is no frame.
 
 Frames are functions: between two samples the line has moved on, the function mostly not.
+
+Under ``RUST_LOG=py_spy=info,remoteprocess=debug`` py-spy logs when it stops each thread for
+a sample, and when it lets it go::
+
+    [2026-11-30T02:40:46.372274092Z DEBUG remoteprocess::linux] attached to thread 4711
+    [2026-11-30T02:40:46.372531011Z DEBUG remoteprocess::linux] detached from thread 4711
+
+These lines are py-spy's own affair, the same from 0.3.14 to 0.4.3. So nothing is believed
+that does not fit the samples in number.
 """
 
 from __future__ import annotations
 
+import calendar
 import json
 import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from ksym_plugin.timeline.errors import KsymError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any, Final
+    from collections.abc import Collection, Iterable, Sequence
+    from typing import Any
 
 #: How to record what can be grafted.
-AGAIN: Final = "record again with: ksym pyspy record"
+AGAIN = "record again with: ksym pyspy record"
+#: Versions whose log has been seen to be as said above.
+TRIED = ("0.3.14", "0.4.0", "0.4.1", "0.4.3")
 
-_THREAD: Final = re.compile(r"thread \((0x[0-9a-fA-F]+|\d+)\)(?:: (.*))?\Z", re.DOTALL)
-_PROCESS: Final = re.compile(r"process (\d+):\"", re.DOTALL)
-_PROFILE: Final = re.compile(
-    r"(?:Process (\d+) )?Thread (0x[0-9a-fA-F]+|\d+) \"(.*)\"\Z", re.DOTALL
-)
-_EXPORTER: Final = re.compile(r"py-spy@(\S+)")
-_SHARED_OBJECT: Final = re.compile(r"\.so(?:\.[0-9.]+)?\Z")
-_PYTHON_FILE: Final = (".py", ".pyw", ".pyx", ".pyi", ".ipynb")
+_THREAD = re.compile(r"thread \((0x[0-9a-fA-F]+|\d+)\)(?:: (.*))?\Z", re.DOTALL)
+_PROCESS = re.compile(r"process (\d+):\"", re.DOTALL)
+_PROFILE = re.compile(r"(?:Process (\d+) )?Thread (0x[0-9a-fA-F]+|\d+) \"(.*)\"\Z", re.DOTALL)
+_EXPORTER = re.compile(r"py-spy@(\S+)")
+_SHARED_OBJECT = re.compile(r"\.so(?:\.[0-9.]+)?\Z")
+_PYTHON_FILE = (".py", ".pyw", ".pyx", ".pyi", ".ipynb")
 #: What would end a frame, or a line, of folded stacks.
-_FOLDED: Final = {
+_FOLDED = {
     **dict.fromkeys((*range(0x20), 0x7F, *range(0x80, 0xA0), 0x2028, 0x2029), " "),
     ord(";"): ":",
 }
 #: Longer numbers than any thread's.
-_LONGEST_ID: Final = 20
+_LONGEST_ID = 20
+
+_LINE = re.compile(
+    rb"\[(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{1,9})Z +\S+ +\S+\] (.*)", re.DOTALL
+)
+_LOCK = re.compile(rb"(attached to|detached from) thread (\d{1,10})\s*\Z")
+_SETTING = re.compile(rb"\s+([a-z_]+): (\S+),\s*\Z")
+_ERRORS = re.compile(rb"Samples: \d{1,18} Errors: (\d{1,18})")
+#: Logged for each sample that failed; the total comes at the end, on stdout.
+_FAILED = b"Failed to get stack trace from"
+_EXITED = b"Stopped sampling because process exited"
+_NAMES = b"looking up thread names"
+_SECOND = 1_000_000_000
+
+
+class Frame(NamedTuple):
+    """A frame as folded stacks have it, and whether it is a Python function."""
+
+    text: str
+    is_python: bool
 
 
 class Stack:
     """A stack, root first: its Python functions, and all of it with the native frames."""
 
-    __slots__ = ("frames", "python")
-
-    def __init__(self, frames: tuple[tuple[str, bool], ...]) -> None:
-        #: Frames as they are spelled in folded stacks, and whether each is Python's.
-        self.frames = frames
-        self.python = tuple(text for text, is_python in frames if is_python)
-
-    def __repr__(self) -> str:
-        return f"Stack({';'.join(text for text, _ in self.frames)})"
+    def __init__(self, frames: Iterable[tuple[str, bool]]) -> None:
+        self.frames = tuple(Frame(*frame) for frame in frames)
+        self.python = tuple(frame.text for frame in self.frames if frame.is_python)
 
 
+@dataclass
 class Thread:
     """The samples of one thread in order; ``pid`` is None where the file does not say."""
 
-    __slots__ = ("in_order", "name", "pid", "samples", "tid")
-
-    def __init__(self, tid: int, pid: int | None, name: str) -> None:
-        self.tid = tid
-        self.pid = pid
-        self.name = name
-        self.samples: list[Stack] = []
-        #: False if they come from several profiles: which was first is not known.
-        self.in_order = True
+    tid: int
+    pid: int | None
+    name: str
+    samples: list[Stack] = field(default_factory=list)
+    #: False if they come from several profiles: which was first is not known.
+    in_order: bool = True
 
 
+@dataclass
 class Profile:
-    """A py-spy recording: its threads by their ids, and py-spy's version if it tells."""
+    """A py-spy recording: its threads by their ids, and py-spy's version if it is known."""
 
-    __slots__ = ("has_native", "threads", "version")
-
-    def __init__(self, version: str) -> None:
-        self.version = version
-        self.threads: dict[int, Thread] = {}
-        self.has_native = False
+    version: str
+    threads: dict[int, Thread] = field(default_factory=dict)
 
 
-class ThreadName:
+class ThreadName(NamedTuple):
     """``Process PID Thread TID "NAME"``; ``is_pthread`` if the id is no kernel's."""
 
-    __slots__ = ("is_pthread", "name", "pid", "tid")
-
-    def __init__(self, pid: int | None, tid: int, name: str, is_pthread: bool) -> None:
-        self.pid = pid
-        self.tid = tid
-        self.name = name
-        self.is_pthread = is_pthread
+    pid: int | None
+    tid: int
+    name: str
+    is_pthread: bool
 
 
 def load(text: bytes) -> object:
@@ -117,33 +133,29 @@ def thread_name(title: str) -> ThreadName | None:
     found = _PROFILE.match(title)
     if found is None:
         return None
-    pid, tid, name = found.groups()
-    is_pthread, number = _thread_id(tid)
-    return ThreadName(None if pid is None else int(pid), number, _unquoted(name), is_pthread)
+    pid, digits, name = found.groups()
+    tid, is_pthread = _thread_id(digits)
+    return ThreadName(None if pid is None else int(pid), tid, name.replace('\\"', '"'), is_pthread)
 
 
-def thread_of(frame: str) -> ThreadName | None:
+def _thread_of(frame: str) -> ThreadName | None:
     """The thread that a frame of ``--threads`` stands for; None for any other frame."""
     found = _THREAD.match(frame)
     if found is None:
         return None
-    is_pthread, tid = _thread_id(found[1])
+    tid, is_pthread = _thread_id(found[1])
     return ThreadName(None, tid, found[2] or "", is_pthread)
 
 
-def _unquoted(name: str) -> str:
-    return name.replace('\\"', '"')
-
-
-def _thread_id(digits: str) -> tuple[bool, int]:
+def _thread_id(digits: str) -> tuple[int, bool]:
     if len(digits) > _LONGEST_ID:
         raise ValueError(digits)
     is_hexadecimal = digits[:2] == "0x"
-    return is_hexadecimal, int(digits, 16 if is_hexadecimal else 10)
+    return int(digits, 16 if is_hexadecimal else 10), is_hexadecimal
 
 
-def spelled(name: str, file: str) -> str:
-    """A Python function in a folded stack; its class is known by the file there."""
+def function_frame(name: str, file: str) -> str:
+    """A Python function as folded stacks have it: it is known as Python's by its file."""
     name, file = name.translate(_FOLDED), file.translate(_FOLDED)
     if file.endswith(".py") or file.startswith("<"):
         return f"{name} ({file})"
@@ -158,10 +170,10 @@ class _Reader:
         exporter = _EXPORTER.match(str(document.get("exporter")))
         self.profile = Profile(exporter[1] if exporter else "")
         self._table: list[dict[str, Any]] = document["shared"]["frames"]
-        self.profile.has_native = any(map(_is_shared_object, self._table))
-        #: What is told of a frame, or of a stack, by its number or numbers.
-        self._texts = [self._text(frame) for frame in self._table]
-        self._known: dict[tuple[int, ...], tuple[int | None, ThreadName | None, Stack]] = {}
+        self._has_native = any(map(_is_shared_object, self._table))
+        self._frames = [self._frame(frame) for frame in self._table]
+        #: What a sample's frame numbers stand for.
+        self._parsed: dict[tuple[int, ...], tuple[int | None, ThreadName | None, Stack]] = {}
         for profile in document["profiles"]:
             self._read(profile["name"], profile["samples"])
 
@@ -170,10 +182,10 @@ class _Reader:
         here: set[int] = set()
         for numbers in samples:
             key = tuple(numbers)
-            known = self._known.get(key)
-            if known is None:
-                known = self._known[key] = self._stack(key)
-            pid, framed, stack = known
+            parsed = self._parsed.get(key)
+            if parsed is None:
+                parsed = self._parsed[key] = self._stack(key)
+            pid, framed, stack = parsed
             owner = framed or named
             if owner is None:
                 raise ValueError(title)
@@ -194,7 +206,7 @@ class _Reader:
         return thread
 
     def _stack(self, numbers: tuple[int, ...]) -> tuple[int | None, ThreadName | None, Stack]:
-        """The process and thread that the first frames tell, and the rest."""
+        """The process and thread that the first frames name, and the rest."""
         if any(number < 0 for number in numbers):
             raise ValueError(numbers)
         pid: int | None = None
@@ -202,21 +214,122 @@ class _Reader:
             name = str(self._table[number]["name"])
             process = _PROCESS.match(name)
             if process is None:
-                thread = thread_of(name)
+                thread = _thread_of(name)
                 rest = numbers[at if thread is None else at + 1 :]
-                return pid, thread, Stack(tuple(self._texts[n] for n in rest))
+                return pid, thread, Stack(self._frames[n] for n in rest)
             pid = int(process[1])
         return pid, None, Stack(())
 
-    def _text(self, frame: dict[str, Any]) -> tuple[str, bool]:
+    def _frame(self, frame: dict[str, Any]) -> Frame:
         name, file = str(frame["name"]), str(frame.get("file") or "")
-        is_python = not self.profile.has_native or file.endswith(_PYTHON_FILE) or file[:1] == "<"
-        if is_python:
-            return spelled(name, file), True
+        if not self._has_native or file.endswith(_PYTHON_FILE) or file[:1] == "<":
+            return Frame(function_frame(name, file), True)
         if name.startswith("0x"):  # An address without a symbol, other in each process.
             name = f"[{file.rpartition('/')[2]}]"
-        return name.translate(_FOLDED), False
+        return Frame(name.translate(_FOLDED), False)
 
 
 def _is_shared_object(frame: dict[str, Any]) -> bool:
     return _SHARED_OBJECT.search(str(frame.get("file") or "")) is not None
+
+
+@dataclass
+class Round:
+    """One sample of a process: when its threads were stopped and let go, in ns of UTC.
+
+    ``at`` is when the last one stood, which is when stacks begin to be read.
+    """
+
+    began: int
+    at: int
+    ended: int
+    tids: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Log:
+    """What a log holds; times are ns of UTC."""
+
+    #: When, which thread, and whether it was stopped (else let go), in order.
+    locks: list[tuple[int, int, bool]] = field(default_factory=list)
+    #: When names of threads were looked up: in a process's first round, and for new ones.
+    named: list[int] = field(default_factory=list)
+    #: How many samples failed.
+    errors: int = 0
+    #: Whether it ended because the process did.
+    exited: bool = False
+    #: py-spy's options as it prints them, as ``gil_only`` = ``false``; not all are printed.
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tids(self) -> set[int]:
+        return {tid for _, tid, _ in self.locks}
+
+
+def parse_log(lines: Iterable[bytes]) -> Log:
+    """What the log's lines say; whatever else is among them is passed over."""
+    log = Log()
+    for line in lines:
+        found = _LINE.match(line)
+        if found is not None:
+            _add_event(log, _time(found), found[8])
+            continue
+        setting = _SETTING.match(line)
+        if setting is not None:
+            log.settings[setting[1].decode()] = setting[2].decode("ascii", "replace")
+        log.exited = log.exited or _EXITED in line
+        errors = _ERRORS.search(line)
+        if errors is not None:
+            log.errors = max(log.errors, int(errors[1]))
+    return log
+
+
+def _time(found: re.Match[bytes]) -> int:
+    *parts, fraction = (found[number] for number in range(1, 8))
+    seconds = calendar.timegm((*map(int, parts), 0, 0, 0))
+    return seconds * _SECOND + int(fraction.ljust(9, b"0"))
+
+
+def _add_event(log: Log, time: int, message: bytes) -> None:
+    lock = _LOCK.match(message)
+    if lock is not None:
+        log.locks.append((time, int(lock[2]), lock[1] == b"attached to"))
+    elif message.startswith(_NAMES):
+        log.named.append(time)
+    elif message.startswith(_FAILED):
+        log.errors += 1
+
+
+def rounds(log: Log, tids: Collection[int] | None = None) -> list[Round]:
+    """The rounds of the process that has these threads; None: of the only one.
+
+    py-spy stops all threads, reads them, lets all go. Several processes are read at the
+    same time, so each is looked at alone.
+    """
+    found: list[Round] = []
+    is_over = True
+    for time, tid, is_stop in log.locks:
+        if tids is not None and tid not in tids:
+            continue
+        if not is_stop:
+            if found:
+                found[-1].ended = time
+            is_over = True
+            continue
+        if is_over:
+            found.append(Round(time, time, time))
+            is_over = False
+        found[-1].at = found[-1].ended = time
+        found[-1].tids.append(tid)
+    return found
+
+
+def starting(log: Log, found: list[Round], is_alone: bool) -> int:
+    """How many of a process's first rounds gave no sample: py-spy's first look at it.
+
+    In the last of them it first looks up the names of threads; where it reads several
+    processes, nothing tells whose.
+    """
+    if not is_alone or not log.named:
+        return min(1, len(found))
+    return max(1, sum(round.began <= log.named[0] for round in found)) if found else 0

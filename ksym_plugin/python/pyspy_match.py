@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import zip_longest
 
-from ksym_plugin.python import pyspy_log
+from ksym_plugin.python import pyspy
 from ksym_plugin.python.pyspy import AGAIN
 from ksym_plugin.timeline.errors import KsymError
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Final
 
-    from ksym_plugin.python.pyspy import Profile, Stack, Thread
-    from ksym_plugin.python.pyspy_log import Log, Round
+    from ksym_plugin.python.pyspy import Log, Profile, Round, Stack, Thread
 
 #: Neighbours further apart than so many mean intervals say nothing of what is between.
 FARTHEST: Final = 4
@@ -103,8 +102,8 @@ def date(
     for threads in processes.values():
         tids = {outer.get(thread.tid, thread.tid) for thread in threads}
         is_alone = len(processes) == 1
-        rounds = pyspy_log.rounds(log, None if is_alone else tids)
-        rounds = rounds[pyspy_log.starting(log, rounds, is_alone) :]
+        rounds = pyspy.rounds(log, None if is_alone else tids)
+        rounds = rounds[pyspy.starting(log, rounds, is_alone) :]
         if len(rounds) > longest:
             longest = len(rounds)
             _measure(dating, rounds)
@@ -172,7 +171,7 @@ def _require_fit(dating: Dating, profile: Profile, outer: Mapping[int, int]) -> 
     if not misfit or misfit <= _MOST_MISFIT * sum(counts.values()):
         return
     version = f"py-spy {profile.version}" if profile.version else "this py-spy"
-    tried = "" if profile.version in pyspy_log.TRIED else f" ({version} has not been tried)"
+    tried = "" if profile.version in pyspy.TRIED else f" ({version} has not been tried)"
     raise KsymError(
         f"samples and log lines of py-spy differ in number{tried}: they are not of one run,"
         " or it was not told --idle, or was told --gil",

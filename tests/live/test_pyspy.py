@@ -174,13 +174,6 @@ def test_native_frames_stand_between(tmp_path: Path) -> None:
         assert "filtering (" in stack[at - 1] or "sock_send" in stack[at - 1]
 
 
-def test_without_stops_it_is_approximate(tmp_path: Path) -> None:
-    with running(phases(tmp_path / "t", 100, 10), tmp_path / "t") as pid:
-        done = record(tmp_path, "-p", str(pid), "--duration", "3", "--nonblocking")
-    assert "approximate" in done.err
-    assert share(done.err, "matched") > 10
-
-
 def test_status_of_a_command_is_passed_on(tmp_path: Path) -> None:
     code = "import sys, time; time.sleep(1); sys.exit(7)"
     assert record(tmp_path, "--", PYTHON, "-c", code, status=None).status == 7

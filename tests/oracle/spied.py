@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ksym_plugin.cli.pyspy_graft import load_session
-from ksym_plugin.python import pyspy, pyspy_graft, pyspy_log, pyspy_match, pyspy_perf
+from ksym_plugin.python import pyspy, pyspy_graft, pyspy_match, pyspy_perf
 from tests.oracle.phases import PROGRAM
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def score(folder: str | Path) -> tuple[Score, pyspy_match.Check]:
     """
     folder = Path(folder)
     with open(folder / "pyspy.log", "rb") as file:
-        log = pyspy_log.parse(file)
+        log = pyspy.parse_log(file)
     with open(folder / "pyspy.json", "rb") as file:
         profile = pyspy.parse(pyspy.load(file.read()))
     session = load_session(str(folder / "session.json"))

@@ -17,7 +17,12 @@ REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 PACKAGE = os.path.join(REPO, "ksym_plugin")
 
 #: What may import whatever it likes: only ``ksym`` and hosts that have pluggy reach it.
-OUTSIDE = ("ksym_plugin.cli", "ksym_plugin.plugin", "ksym_plugin.kernel.elf")
+OUTSIDE = (
+    "ksym_plugin.cli",
+    "ksym_plugin.plugin",
+    "ksym_plugin.python",
+    "ksym_plugin.kernel.elf",
+)
 
 #: What perf's interpreter lacks, and what costs more than the whole core to import.
 HEAVY = frozenset(

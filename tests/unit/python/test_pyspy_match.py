@@ -6,14 +6,13 @@ others. Whatever is claimed of perf's instants is compared with what ran.
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_right
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.python import pyspy_graft, pyspy_log, pyspy_loose, pyspy_match, pyspy_perf
+from ksym_plugin.python import pyspy, pyspy_graft, pyspy_match, pyspy_perf
 from ksym_plugin.python.pyspy import Profile, Stack, Thread
 from ksym_plugin.python.pyspy_match import Dated, Matcher
 from ksym_plugin.python.pyspy_perf import Hit
@@ -107,8 +106,8 @@ def test_no_more_is_claimed_than_both_ends_say(
 # Dating
 
 
-def log_of(rounds: list[tuple[int, list[int]]], first: list[int]) -> pyspy_log.Log:
-    log = pyspy_log.Log()
+def log_of(rounds: list[tuple[int, list[int]]], first: list[int]) -> pyspy.Log:
+    log = pyspy.Log()
     for at, tids in [(-100, first), *rounds]:
         log.locks += [(at, tid, True) for tid in tids]
         log.locks += [(at + 1, tid, False) for tid in tids]
@@ -333,79 +332,3 @@ def test_any_text_is_read(lines: list[bytes]) -> None:
     for found in pyspy_perf.Reader().read(lines):
         assert all(";" not in frame and "\n" not in frame for frame in found.kernel)
         assert ";" not in found.comm
-
-
-# Without stops
-
-
-def event(phase: str, name: str, time: int) -> dict[str, object]:
-    return {
-        "ph": phase,
-        "name": name,
-        "ts": time,
-        "tid": 99,
-        "pid": 1,
-        "args": {"filename": "a.py"},
-    }
-
-
-CHANGES = [
-    event("B", "thread (5): m", 0),
-    event("B", "main", 0),
-    event("B", "a", 0),
-    event("E", "a", 100_000),
-    event("B", "b", 100_000),
-    event("E", "b", 200_000),
-    event("E", "main", 200_000),
-    event("E", "thread (5): m", 200_000),
-]
-
-
-def test_changes_hold_until_the_next_and_tell_nothing_close_to_it() -> None:
-    (changes,) = pyspy_loose.parse(CHANGES).values()
-    assert changes.times == [0, 100 * MS, 200 * MS]
-    matcher = pyspy_loose.LooseMatcher(changes, 1000 * MS, 10 * MS)
-    shared, whole = ("main (a.py)",), ("main (a.py)", "a (a.py)")
-    answers = [matcher.at((1000 + at) * MS) for at in (-1, 50, 80, 105, 150, 201)]
-    told = [answer and (answer.frames, answer.is_whole) for answer in answers]
-    last = (("main (a.py)", "b (a.py)"), True)
-    assert told == [None, (whole, True), (shared, False), (shared, False), last, None]
-
-
-@pytest.mark.parametrize(("earliest", "latest"), [(-40, 0), (0, 0), (4, 30)])
-def test_the_beginning_is_found_by_what_both_sides_tell(earliest: int, latest: int) -> None:
-    events, hits = list(CHANGES[:2]), []
-    for turn in range(60):
-        name, call = ("a", "sys_read") if turn % 2 else ("b", "sys_stat")
-        begin, end = 50 * turn + 13 * (turn % 3), 50 * (turn + 1) + 13 * ((turn + 1) % 3)
-        events += [event("B", name, begin * 1000), event("E", name, end * 1000)]
-        hits += [hit(5, (3000 + at) * MS, call) for at in range(begin, end)]
-    log = pyspy_log.Log()
-    # In UTC, a second behind.
-    log.configured, log.mapped = (2000 + earliest) * MS, (2000 + latest) * MS
-    found = pyspy_loose.beginning(pyspy_loose.parse(events), {5: hits}, log, 1000 * MS, 10 * MS)
-    assert abs(found - 3000 * MS) <= 2 * MS
-
-
-def test_several_processes_are_refused() -> None:
-    with pytest.raises(KsymError, match="several"):
-        pyspy_loose.parse([*CHANGES, {**CHANGES[0], "pid": 2}])
-
-
-def test_pthread_ids_are_refused() -> None:
-    with pytest.raises(KsymError, match="pthread"):
-        pyspy_loose.parse([event("B", "thread (0x7f00): m", 0)])
-
-
-@pytest.mark.parametrize(
-    "odd", [event("E", "b", 100_000), event("X", "a", 100_000), event("B", "b", -1)]
-)
-def test_changes_that_do_not_follow_are_refused(odd: dict[str, object]) -> None:
-    with pytest.raises(KsymError, match="no chrometrace"):
-        pyspy_loose.parse([*CHANGES[:3], odd])
-
-
-@given(st.lists(st.sampled_from([*CHANGES, {}, 3, None, {"ph": "B"}])))
-def test_any_list_is_read_or_refused(events: list[object]) -> None:
-    with contextlib.suppress(KsymError):
-        pyspy_loose.parse(events)
