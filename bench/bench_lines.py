@@ -102,14 +102,13 @@ def write_programs(path: str, programs: int, tables: int) -> None:
     writer.close(1 << 62)
 
 
-def _lines(number: int) -> list[list[tuple[int, int, int, str, str]]]:
+def _lines(number: int) -> list[list[tuple[int, int, str, str]]]:
     pick = random.Random(number)
     return [
         [
             (
                 row * 8,
                 first + row,
-                5,
                 f"/src/{number}.bpf.c",
                 f"value = mix(value, {pick.random()});",
             )

@@ -249,8 +249,8 @@ def rows_with_lines(
     rows: list[list[LineRow]] = [[] for _ in range(functions)]
     for (_, file, text, place), (function, offset) in zip(_LINE_INFO.iter_unpack(records), offsets):
         if function >= 0:
-            line, column = place >> _LINE_SHIFT, place & ((1 << _LINE_SHIFT) - 1)
-            rows[function].append((offset, line, column, told(file), told(text).strip()))
+            line = place >> _LINE_SHIFT  # Below it is the column.
+            rows[function].append((offset, line, told(file), told(text).strip()))
     for function_rows in rows:
         function_rows.sort(key=lambda row: row[0])
     return rows

@@ -69,8 +69,8 @@ def signed(code: bytes, at: int) -> tuple[int, int]:
 
 
 _CACHED: Final = "lines"
-#: Addresses, and of each the file's number, the line (0: none is known) and the column; files.
-_CODES: Final = "QIII"
+#: Addresses, and of each the file's number and the line (0: none is known); files.
+_CODES: Final = "QII"
 #: So many are kept; some 30 bytes each.
 MOST: Final = 1 << 18
 
@@ -104,10 +104,10 @@ def _packed(known: dict[int, Line | None]) -> list[bytes]:
     columns = [array(code) for code in _CODES]
     for address, line in known.items():
         if line is None:
-            row = (address, 0, 0, 0)
+            row = (address, 0, 0)
         else:
             number = files.setdefault(line.file, len(files))
-            row = (address, number, line.line, line.column)
+            row = (address, number, line.line)
         for column, value in zip(columns, row):
             column.append(value)
     names = "\0".join(files).encode("utf-8", "backslashreplace")
@@ -124,8 +124,8 @@ def _unpacked(parts: list[bytes]) -> dict[int, Line | None]:
         if len({len(column) for column in columns}) != 1:
             return {}
         return {
-            address: Line(names[number], line, at, "") if line else None
-            for address, number, line, at in zip(*columns)
+            address: Line(names[number], line, "") if line else None
+            for address, number, line in zip(*columns)
         }
     except (ValueError, IndexError):
         return {}
@@ -734,4 +734,4 @@ class _Unit:
         if number not in self._files:
             self._files[number] = self._program.file(number, self._folder)
         file = self._files[number]
-        return None if file is None else Line(file, rows.lines[at], rows.columns[at], "")
+        return None if file is None else Line(file, rows.lines[at], "")

@@ -16,32 +16,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Final
 
-    #: Offset from the function's start, line, column, file, text of the line.
-    LineRow = tuple[int, int, int, str, str]
+    #: Offset from the function's start, line, file, text of the line.
+    LineRow = tuple[int, int, str, str]
 
     #: Offset of a function's start, its length, and a name; aliases follow the best name.
     FunctionRow = tuple[int, int, str]
 
 _LINE_COLUMNS: Final = 4
-_COLUMN_BITS: Final = 10
 _WORD: Final = 4
 #: A program can have a million instructions, and so many rows at the most.
 _MOST_BYTES: Final = 1 << 26
 
 
 class Line:
-    """A place in the source. ``column`` is 0 where it is not known, ``text`` may be empty."""
+    """A place in the source; ``text`` may be empty."""
 
-    __slots__ = ("column", "file", "line", "text")
+    __slots__ = ("file", "line", "text")
 
-    def __init__(self, file: str, line: int, column: int, text: str) -> None:
+    def __init__(self, file: str, line: int, text: str) -> None:
         self.file = file
         self.line = line
-        self.column = column
         self.text = text
 
     def __repr__(self) -> str:
-        return f"Line({self.file}:{self.line}:{self.column})"
+        return f"Line({self.file}:{self.line})"
 
 
 class LineTable:
@@ -66,13 +64,12 @@ class LineTable:
             return None
         first = self._ends[function - 1] if function else 0
         at = bisect_right(self._offsets, offset, first, self._ends[function]) - 1
-        while at >= first and not self._lines[at] >> _COLUMN_BITS:
+        while at >= first and not self._lines[at]:
             at -= 1
         if at < first:
             return None
-        place = self._lines[at]
         file, text = (self._string(column[at]) for column in (self._files, self._texts))
-        return Line(file, place >> _COLUMN_BITS, place & ((1 << _COLUMN_BITS) - 1), text)
+        return Line(file, self._lines[at], text)
 
     def _string(self, number: int) -> str:
         if number >= len(self._strings):
@@ -87,9 +84,9 @@ def pack_lines(functions: Iterable[Iterable[LineRow]]) -> bytes:
     strings: dict[str, int] = {}
     ends = array("I")
     for rows in functions:
-        for offset, line, column, file, text in rows:
+        for offset, line, file, text in rows:
             offsets.append(offset)
-            lines.append(line << _COLUMN_BITS | column)
+            lines.append(line)
             files.append(strings.setdefault(file, len(strings)))
             texts.append(strings.setdefault(text, len(strings)))
         ends.append(len(offsets))

@@ -25,7 +25,7 @@ def details(prog_id: int, starts: list[int], rows: int = 14, salt: int = 0) -> P
     known.functions = [(start, 0x100, f"bpf_prog_{TAG}_f") for start in starts]
     known.lines = pack_lines(
         [
-            (at * 4, 10 + at + 100 * number + salt, 9, FILE, f"hash = mix({number}, {at});")
+            (at * 4, 10 + at + 100 * number + salt, FILE, f"hash = mix({number}, {at});")
             for at in range(rows)
         ]
         for number in range(len(starts))
@@ -81,7 +81,7 @@ def test_lines_are_told_after_the_unload(tmp_path: Path) -> None:
         line = past.programs.line(lifetime, 9)
         program = past.programs.of(lifetime)
     assert line is not None
-    assert (line.file, line.line, line.column) == (FILE, 112, 9)
+    assert (line.file, line.line) == (FILE, 112)
     assert line.text == "hash = mix(1, 2);"
     assert program is not None
     assert (program.tag, program.type, program.uid, program.load_time) == (TAG, 3, 1000, 5)

@@ -60,12 +60,12 @@ def test_lines_and_columns_are_taken_apart(rows: list[tuple[int, int, int, int, 
     for number in range(3):
         own = [row for row in rows if row[3] == number]
         wanted = [
-            (at, line, column, "file.c", texts[text])
-            for text, line, column, _, at in sorted(own, key=lambda row: row[4])
+            (at, line, "file.c", texts[text])
+            for text, line, _, _, at in sorted(own, key=lambda row: row[4])
         ]
         assert found[number] == wanted
 
 
 def test_a_blob_that_is_no_btf_gives_no_names() -> None:
     records = struct.pack("<IIII", 0, 1, 5, 7 << 10 | 3)
-    assert rows_with_lines(records, [(0, 4)], 1, b"") == [[(4, 7, 3, "", "")]]
+    assert rows_with_lines(records, [(0, 4)], 1, b"") == [[(4, 7, "", "")]]

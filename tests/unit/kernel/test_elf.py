@@ -358,7 +358,7 @@ def test_lines_once_told_need_no_file(tmp_path: Path, monkeypatch: pytest.Monkey
     found = lines.line(TEXT + KASLR)
     lines.close()
     assert found is not None
-    assert (found.file, found.line, found.column) == (wanted.file, wanted.line, wanted.column)
+    assert (found.file, found.line) == (wanted.file, wanted.line)
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,10 @@ TRAMPOLINE = "bpf_trampoline_6442467359"
 SUB_AT, TRAMPOLINE_AT = BASE + 0x100, BASE + 0x2000
 FILE, HEADER = "/src/prog.c", "/src/lib/helpers.h"
 CALL, AFTER, LOOP = "\tx = sub(x);", "\treturn x;", "  for (;;)  x <<= 1;"
-#: Each function's rows: offset, line, column, file and text.
+#: Each function's rows: offset, line, file and text.
 ROWS = [
-    [(0, 10, 1, FILE, CALL), (8, 11, 1, FILE, AFTER)],
-    [(0, 3, 1, HEADER, LOOP), (16, 4, 1, FILE, "}")],
+    [(0, 10, FILE, CALL), (8, 11, FILE, AFTER)],
+    [(0, 3, HEADER, LOOP), (16, 4, FILE, "}")],
 ]
 #: What the call in MAIN returns to: the next line's first instruction.
 RETURN = BASE + 8
@@ -362,7 +362,7 @@ def test_the_live_system_s_lines(
 
     class Lines:
         def line(self, lifetime: Lifetime, offset: int, /) -> Line:
-            return Line("live.c", offset, 1, "")
+            return Line("live.c", offset, "")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KSYM_HISTORY", raising=False)

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from ksym_plugin.timeline.packed import LineTable, pack_lines, unpack_lines
 
-Row = tuple[int, int, int, str, str]
+Row = tuple[int, int, str, str]
 
 _ROWS = st.lists(
     st.tuples(
         st.integers(0, 300),
         st.sampled_from([0, 0, 1, 7, 40_000, (1 << 22) - 1]),
-        st.integers(0, 1023),
         st.sampled_from(["a.c", "/src/b.h", "", "d\u00e9\u20ac.c"]),
         st.sampled_from(["", "return 0;", "  x = y;\t// \u00e4"]),
     ),
@@ -40,20 +39,20 @@ def test_finds_what_a_linear_search_finds(
     if found is None or wanted is None:
         assert found is wanted
     else:
-        assert (found.line, found.column, found.file, found.text) == wanted[1:]
+        assert (found.line, found.file, found.text) == wanted[1:]
 
 
 def test_line_zero_counts_to_the_line_before_in_the_same_function() -> None:
     table = unpack_lines(
-        pack_lines([[(0, 5, 1, "a.c", "f")], [(0, 0, 0, "a.c", ""), (8, 9, 2, "a.c", "g")]])
+        pack_lines([[(0, 5, "a.c", "f")], [(0, 0, "a.c", ""), (8, 9, "a.c", "g")]])
     )
     assert table.find(1, 4) is None
-    assert str(table.find(1, 8)) == "Line(a.c:9:2)"
+    assert str(table.find(1, 8)) == "Line(a.c:9)"
     assert table.find(-1, 0) is None
 
 
 def test_same_rows_make_the_same_bytes() -> None:
-    rows = [[(0, 5, 1, "a.c", "f"), (9, 6, 1, "a.c", "g")]]
+    rows = [[(0, 5, "a.c", "f"), (9, 6, "a.c", "g")]]
     assert pack_lines(rows) == pack_lines([list(rows[0])])
 
 

@@ -11,7 +11,7 @@ from ksym_plugin.timeline.symbols import Frame, Lifetime, trampoline_key
 from tests.unit.helpers import BASE, load, timeline_of
 
 NAME = "bpf_prog_00000000000000aa_main"
-TABLE = unpack_lines(pack_lines([[(0, 10, 1, "a.c", "call();"), (8, 11, 1, "a.c", "return h;")]]))
+TABLE = unpack_lines(pack_lines([[(0, 10, "a.c", "call();"), (8, 11, "a.c", "return h;")]]))
 
 
 class Lines:
