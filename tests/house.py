@@ -44,8 +44,9 @@ ELSEWHERE = {
     "click": "cli",
     "bcc": "sources bcc",
     "elftools": "cli",
-    "hookimpl": "plugin",
 }
+#: Names for type checkers alone, imported under TYPE_CHECKING.
+TYPE_ONLY = {"typing_extensions": "hooks"}
 
 
 class Import(NamedTuple):
@@ -70,6 +71,16 @@ def files() -> list[Path]:
     """What is read: the package, the hooks and the contributed programs."""
     folders = (PACKAGE, "hooks", "contrib")
     return sorted(path for folder in folders for path in (REPO / folder).rglob("*.py"))
+
+
+def package_texts() -> dict[Path, int]:
+    """Every text file of the package, and how many lines it has."""
+    found = (path for path in (REPO / PACKAGE).rglob("*") if path.is_file())
+    return {
+        path: len(path.read_text(encoding="utf-8").splitlines())
+        for path in found
+        if "__pycache__" not in path.parts
+    }
 
 
 def module_of(path: Path) -> str:
@@ -118,6 +129,11 @@ def _is_late(node: ast.AST) -> bool:
         test = node.test
         return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
     return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+
+
+def _is_beside(one: Import, room: str, top: str) -> bool:
+    """Whether a contributed program imports a file of its own folder."""
+    return room.startswith("contrib/") and (one.path.parent / f"{top}.py").exists()
 
 
 class House:
@@ -186,10 +202,12 @@ class House:
         words = []
         for one in self.foreign:
             top = one.module.split(".")[0]
-            if top in sys.stdlib_module_names or top == "__future__":
-                continue
             room = room_of(module_of(one.path))
+            if top in sys.stdlib_module_names or _is_beside(one, room, top):
+                continue
             allowed = LATE if room in LOADED_BY_PERF else ELSEWHERE
+            if not one.is_eager and room in TYPE_ONLY.get(top, "").split():
+                continue
             if room in LOADED_BY_PERF and one.is_eager:
                 rule = f"{room} is loaded by perf's interpreter, which lacks {top}"
             elif room in allowed.get(top, "").split():
@@ -257,6 +275,8 @@ def report(house: House) -> str:
         rows.append(f"{floors[room]:>5}  {room:<20} {len(names):>3} files {lines:>6} lines  {may}")
     upward = [arrow for arrow in house.arrows if house.is_forbidden(arrow)]
     pairs = {(arrow.source, arrow.target) for arrow in house.arrows}
+    texts = package_texts()
+    entries = {path.relative_to(REPO / PACKAGE).parts[0] for path in texts}
     return "\n".join(
         [
             "floor  room                                     may import",
@@ -266,6 +286,10 @@ def report(house: House) -> str:
                 f"files {len(house.paths)}, lines {sum(house.lines.values())}, arrows {len(pairs)},"
                 f" arrows upward {len(upward)}, circles {len(house.circles())},"
                 f" floors {max(floors.values())}"
+            ),
+            (
+                f"{PACKAGE} alone, with what is not Python: files {len(texts)},"
+                f" lines {sum(texts.values())}, entries at its top {len(entries)}"
             ),
         ]
     )

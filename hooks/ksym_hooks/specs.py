@@ -13,7 +13,8 @@ from ksym_hooks.markers import hookspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ksym_hooks.manager import KsymPluginManager
+    from pluggy import PluginManager
+
     from ksym_hooks.types import Answer, Clock, Frame, Sources, Symbol
 
 
@@ -60,7 +61,7 @@ def ksym_sources() -> Sources | None:
     """Further event sources: by name, what to call to start one.
 
     Third party to plugin. ``KSYM_SOURCE=name`` asks for one of them; otherwise they are
-    tried after the built-in ones. Starting one raises ``ksym_plugin.timeline.errors.SourceError``
+    tried after the built-in ones. Starting one raises ``ksym_plugin.SourceError``
     where it cannot work, having closed all it had opened.
     """
 
@@ -72,10 +73,10 @@ def ksym_format_frame(frame: Frame) -> str | None:
 
 
 @hookspec
-def ksym_start(manager: KsymPluginManager) -> None:
+def ksym_start(manager: PluginManager) -> None:
     """A host is there; its hooks are ``manager.hook``. Nothing needs to be opened yet."""
 
 
 @hookspec
-def ksym_stop(manager: KsymPluginManager) -> None:
+def ksym_stop(manager: PluginManager) -> None:
     """That host is done: nothing that was started for it alone stays, no thread, no file."""

@@ -1,8 +1,8 @@
 """What goes through the hooks, by shape: nothing here has to be inherited from.
 
 Addresses are unsigned ints, ends are exclusive, times are in ns. All attributes are for
-reading only. ``ksym_plugin.timeline.symbols`` has the classes that the plugin itself uses; sources
-make their changes of ``Load``, ``Unload`` and ``Loss`` from there.
+reading only. ``ksym_plugin`` has the classes that the plugin itself uses; sources make their
+changes of ``Load``, ``Unload`` and ``Loss`` from there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 class Symbol(Protocol):
-    """A named range of kernel addresses. ``module`` is None for the core image."""
+    """A named range of kernel addresses. ``module`` is None for the core image.
+
+    ``kind`` is ``kernel``, ``module``, ``bpf_prog``, ``bpf_trampoline``, ``bpf_dispatcher``,
+    ``bpf_struct_ops``, ``other_bpf``, or ``ool`` (code moved out of line, as kprobes do).
+    """
 
     @property
     def start(self) -> int: ...

@@ -80,7 +80,8 @@ def in_stacks(text):
 def host(folder, text, *arguments):
     path = folder / "host.py"
     path.write_text(text)
-    environment = {"PYTHONPATH": f"{REPO}:{os.path.join(REPO, 'hooks')}"}
+    parts = (REPO, os.path.join(REPO, "hooks"), os.path.join(REPO, "contrib", "sampler"))
+    environment = {"PYTHONPATH": os.pathsep.join(parts)}
     return procs.run([sys.executable, str(path), *arguments], 60, env=environment)
 
 

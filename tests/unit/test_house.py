@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests import house
+
+pytestmark = pytest.mark.skipif(
+    sys.version_info < (3, 10), reason="sys.stdlib_module_names came with Python 3.10"
+)
 
 
 def test_no_import_breaks_a_rule() -> None:
@@ -27,7 +32,9 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def build(**files: str) -> list[str]:
         for name, text in files.items():
-            path = tmp_path / house.PACKAGE / (name.replace("_in_", "/") + ".py")
+            room, _, file = name.partition("_in_")
+            folder = "hooks/ksym_hooks" if room == "hooks" else f"{house.PACKAGE}/{room}"
+            path = tmp_path / folder / f"{file}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         monkeypatch.setattr(house, "REPO", tmp_path)
@@ -84,6 +91,13 @@ def test_a_circle_is_named(broken) -> None:
 def test_third_party_code_is_named(broken, room: str, text: str, rule: str) -> None:
     (said,) = broken(**{f"{room}_in_file": text})
     assert rule in said
+
+
+def test_names_for_type_checkers_are_imported_for_them_alone(broken) -> None:
+    text = "from typing_extensions import TypeIs"
+    assert broken(hooks_in_types=f"TYPE_CHECKING = False\nif TYPE_CHECKING:\n    {text}") == []
+    (said,) = broken(hooks_in_types=text)
+    assert "hooks may not import typing_extensions" in said
 
 
 def test_pyelftools_is_imported_late(broken) -> None:
