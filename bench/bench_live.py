@@ -21,10 +21,10 @@ from json import loads
 from bench.bench_change import FEWER, REREAD, REREAD_NOTE
 from bench.measure import REPO, Figures, in_child
 from bench.report import CPU, WALL, not_measured, row
-from ksym_plugin.cli.record import be_prompt
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import PerfClock
+from ksym_plugin.kernel.worker import run_promptly
 from ksym_plugin.sources import open_source
 from tests.oracle import probe
 
@@ -69,7 +69,7 @@ def recording(source_name: str, make: type[R]) -> Iterator[R]:
         writer = HistoryWriter(os.path.join(folder, "live.db"), source.name, 0, None)
         recorder = make(source, writer, clock)
         recorder.start()
-        be_prompt()
+        run_promptly()
         try:
             yield recorder
         finally:

@@ -20,6 +20,7 @@ from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.kernel.modules import LISTING
+from ksym_plugin.kernel.worker import run_promptly
 from ksym_plugin.sources import AUTO, names, open_source
 from ksym_plugin.sources.details import DetailsProcess
 from ksym_plugin.sources.modules import Modules
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from typing import Final
 
     from ksym_plugin.history.recorder import Recorder
-    from ksym_plugin.sources import Attempt, Source
+    from ksym_plugin.sources import Attempt
+    from ksym_plugin.timeline.source import Source
 
 
 def lines(source: Source, recorder: Recorder, output: str) -> list[str]:
@@ -69,26 +71,6 @@ def _ourselves(output: str) -> str:
     cpu = used.ru_utime + used.ru_stime
     kept = os.path.getsize(output)
     return f"{cpu:.2f} s of CPU, {used.ru_maxrss / 1024:.0f} MB of memory, {kept} bytes kept"
-
-
-_LOWEST_REALTIME: Final = 1
-
-
-def be_prompt() -> bool:
-    """Have the scheduler run this process as soon as it wakes, if that is allowed.
-
-    A source without time stamps knows of a change only that it came before it was read:
-    the sooner that is, the fewer samples fall between two programs at one address. The
-    recorder sleeps nearly always, the kernel's bandwidth limit for real-time tasks holds
-    (sched_rt_runtime_us), and children do not inherit it. Needs CAP_SYS_NICE.
-    """
-    try:
-        os.sched_setscheduler(
-            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_LOWEST_REALTIME)
-        )
-    except OSError:
-        return False
-    return True
 
 
 #: How often what is too old or too much is dropped.
@@ -204,7 +186,7 @@ def _record(
         if stats:
             _measure(source)
         if source.fileno() >= 0:
-            be_prompt()
+            run_promptly()
         started = time.monotonic_ns()
         clock = PerfClock()
         stack.callback(clock.close)

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from typing import Final
 
     from ksym_plugin.history.writer import HistoryWriter
-    from ksym_plugin.sources import Source
-    from ksym_plugin.sources.details import DetailsProcess
-    from ksym_plugin.sources.modules import Modules
     from ksym_plugin.timeline.program import ProgramDetails
+    from ksym_plugin.timeline.source import DetailsSource, ModuleSource, Source
 
 #: The longest a change waits for its commit, in ns.
 _BATCH_SPAN: Final = 200_000_000
@@ -51,8 +49,8 @@ class Recorder:
         source: Source,
         writer: HistoryWriter,
         clock: PerfClock,
-        details: DetailsProcess | None = None,
-        modules: Modules | None = None,
+        details: DetailsSource | None = None,
+        modules: ModuleSource | None = None,
     ) -> None:
         self.timeline = Timeline()
         self.changes = 0

@@ -5,6 +5,7 @@ They end when this process does, however it ends: py-spy may not hold a process 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -169,3 +170,20 @@ class Child:
         if self.status is None:
             self._process.kill()
             self._process.wait()
+
+
+_LOWEST_REALTIME = 1
+
+
+def run_promptly() -> None:
+    """Have the scheduler run this process as soon as it wakes, if that is allowed.
+
+    A source without time stamps knows of a change only that it came before it was read:
+    the sooner that is, the fewer samples fall between two programs at one address. For a
+    process that sleeps nearly always: the kernel's bandwidth limit for real-time tasks
+    holds (sched_rt_runtime_us), and children do not inherit it. Needs CAP_SYS_NICE.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(
+            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_LOWEST_REALTIME)
+        )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ksym_hooks import KsymPluginManager
     from ksym_plugin.plugin.table import News
-    from ksym_plugin.sources import Source
+    from ksym_plugin.timeline.source import Source
     from ksym_plugin.timeline.symbols import Frame
 
 #: Names the source to use, a third party's as well.

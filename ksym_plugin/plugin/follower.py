@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Final
 
     from ksym_plugin.plugin.table import News
-    from ksym_plugin.sources import Source
+    from ksym_plugin.timeline.source import Source
     from ksym_plugin.timeline.symbols import Frame
 
 

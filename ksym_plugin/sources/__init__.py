@@ -5,16 +5,25 @@
 
 from __future__ import annotations
 
-from ksym_plugin.sources.source import Attempt, Source
+from typing import NamedTuple
+
 from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AUTO", "Attempt", "Source", "names", "open_source"]
+    from ksym_plugin.timeline.source import Source
 
 AUTO = "auto"
+
+
+class Attempt(NamedTuple):
+    """A source that did not start: why, and what to do about it."""
+
+    name: str
+    problem: str
+    remedy: str
 
 
 def _kprobe(ring_bytes: int | None) -> Source:

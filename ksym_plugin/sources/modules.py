@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Final
 
     from ksym_plugin.sources.module_child import Answer, Code, Question
-    from ksym_plugin.sources.source import Change
+    from ksym_plugin.timeline.source import Change
 
 SYSFS: Final = "/sys/module"
 #: Of so many at once the sections are read: with more it would take long.

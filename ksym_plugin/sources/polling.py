@@ -10,13 +10,13 @@ import time
 
 from ksym_plugin.kernel import bpf_prog, snapshot
 from ksym_plugin.kernel.snapshot import read_lines
-from ksym_plugin.sources.source import Source
 from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.source import Source
 from ksym_plugin.timeline.symbols import Load, Loss, Unload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.sources.source import Change
+    from ksym_plugin.timeline.source import Change
 
 _SECOND = 1_000_000_000
 #: All ids are listed again only after so many times what the last listing took, so that

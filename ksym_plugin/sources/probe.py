@@ -27,8 +27,8 @@ from ksym_plugin.sources.probe_records import (
     parse_counts,
 )
 from ksym_plugin.sources.probe_ring import open_rings
-from ksym_plugin.sources.source import Source
 from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.source import Source
 from ksym_plugin.timeline.symbols import OOL, Loss
 
 TYPE_CHECKING = False
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ksym_plugin.sources.probe_records import Counts, Record
-    from ksym_plugin.sources.source import Change
+    from ksym_plugin.timeline.source import Change
     from ksym_plugin.timeline.symbols import Load
 
 _NAME = "ksym_self_test"

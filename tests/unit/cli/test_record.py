@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from ksym_plugin.cli import cli, record
 from ksym_plugin.history.writer import HistoryWriter
-from ksym_plugin.sources import Source
 from ksym_plugin.timeline.errors import HistoryError, SourceError
+from ksym_plugin.timeline.source import Source
 
 
 class Asked(Source):

@@ -1,14 +1,51 @@
-"""What an event source is."""
+"""What an event source is, and what else the recorder follows.
+
+Here, below all of them, so that whoever drives a source need not know which it is.
+"""
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Union
+    from typing import Protocol, Union
 
+    from ksym_plugin.timeline.program import ProgramDetails
     from ksym_plugin.timeline.symbols import Load, Loss, Unload
 
     Change = Union[Load, Unload, Loss]
+
+    class DetailsSource(Protocol):
+        """What tells of programs, and of their source lines."""
+
+        def fileno(self) -> int:
+            """Readable when something has come; -1 when nothing will any more."""
+
+        def read(self) -> list[ProgramDetails]:
+            """What has come since the last call; never waits."""
+
+        def finish(self) -> list[ProgramDetails]:
+            """What is still to come; the last call."""
+
+    class ModuleSource(Protocol):
+        """What tells of the kernel's modules."""
+
+        notes: list[str]
+
+        @property
+        def unsettled(self) -> int | None:
+            """From when on changes are not known yet, in CLOCK_MONOTONIC ns; None if all are."""
+
+        def fileno(self) -> int:
+            """Readable when ``read`` should be called; -1 when it never will be."""
+
+        def read(self) -> list[Change]:
+            """All changes since the last call; SourceError or OSError if there are no more."""
+
+        def finish(self) -> list[Change]:
+            """The rest of them; the last call."""
+
+        def close(self) -> None:
+            """Stop and give everything back; idempotent."""
 
 
 class Source:
@@ -55,17 +92,3 @@ class Source:
 
     def close(self) -> None:
         """Stop and give everything back; idempotent."""
-
-
-class Attempt:
-    """A source that did not start: why, and what to do about it."""
-
-    __slots__ = ("name", "problem", "remedy")
-
-    def __init__(self, name: str, problem: str, remedy: str) -> None:
-        self.name = name
-        self.problem = problem
-        self.remedy = remedy
-
-    def __repr__(self) -> str:
-        return f"Attempt({self.name}: {self.problem})"
