@@ -30,12 +30,8 @@ from ksym_plugin.cli import (
 from ksym_plugin.cli.output import Failure
 from ksym_plugin.timeline.errors import KsymError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
-
 #: The commands in the order of use, under what they are for.
-_SECTIONS: Final = (
+_SECTIONS = (
     (
         "Record and look back",
         (doctor.command, record.command, show.command, resolve.command),
@@ -53,8 +49,8 @@ _SECTIONS: Final = (
     ),
 )
 #: What a shell reports for a process that died of SIGPIPE, and of SIGINT.
-_BROKEN_PIPE: Final = 141
-_INTERRUPTED: Final = 130
+_BROKEN_PIPE = 141
+_INTERRUPTED = 130
 
 
 class Commands(click.Group):

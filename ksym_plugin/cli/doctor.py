@@ -22,26 +22,25 @@ from ksym_plugin.timeline.errors import KsymError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Final
 
-_SYSCTLS: Final = "/proc/sys/net/core"
+_SYSCTLS = "/proc/sys/net/core"
 #: How long a kernel may take; listing ten thousand programs takes a few seconds.
-_ASK_SECONDS: Final = 15.0
+_ASK_SECONDS = 15.0
 #: Two sources have a program compiled first, which takes a second, or twenty if emulated.
-_COMPILE_SECONDS: Final = 90.0
-_COMPILED: Final = frozenset(("kprobe", "fentry"))
-_HANGS: Final = "bpf(2) or perf_event_open(2) does not come back"
-_HANGS_REMEDY: Final = "restart this machine: no program can mend a kernel that hangs there"
-_ADDRESSES: Final = (
+_COMPILE_SECONDS = 90.0
+_COMPILED = frozenset(("kprobe", "fentry"))
+_HANGS = "bpf(2) or perf_event_open(2) does not come back"
+_HANGS_REMEDY = "restart this machine: no program can mend a kernel that hangs there"
+_ADDRESSES = (
     "run as root or with CAP_SYSLOG, and set kernel.kptr_restrict below 2 "
     "(sysctl kernel.kptr_restrict=1)"
 )
-_CLOCK_REMEDY: Final = (
+_CLOCK_REMEDY = (
     "set kernel.perf_event_paranoid to 2 or below, or sample with: perf record -k CLOCK_MONOTONIC"
 )
-_JIT_REMEDY: Final = "turn it on with: sysctl net.core.bpf_jit_enable=1"
-_SWITCH_REMEDY: Final = "run as root, in the host's network namespace"
-_LIST_REMEDY: Final = "list them with: sysctl net.core.bpf_jit_kallsyms=1 net.core.bpf_jit_harden=0"
+_JIT_REMEDY = "turn it on with: sysctl net.core.bpf_jit_enable=1"
+_SWITCH_REMEDY = "run as root, in the host's network namespace"
+_LIST_REMEDY = "list them with: sysctl net.core.bpf_jit_kallsyms=1 net.core.bpf_jit_harden=0"
 
 
 class Check:

@@ -12,10 +12,10 @@ from ksym_plugin.stacks import flamegraph, folded, speedscope
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import IO, Final
+    from typing import IO
 
 #: A longer line holds no stack: what has no lines at all is not to fill the memory.
-_LONGEST: Final = 1 << 24
+_LONGEST = 1 << 24
 
 
 @click.command(

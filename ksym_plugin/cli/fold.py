@@ -12,13 +12,13 @@ from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.perf import text as grammar
 from ksym_plugin.perf.fold import Folder, Options, Style, Sums
-from ksym_plugin.perf.repaint import text_of
+from ksym_plugin.perf.repaint import decode_name
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from typing import IO, Final, Optional
+    from typing import IO, Optional
 
     from ksym_plugin.perf.repaint import Renamer, TextTally
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     #: Of a part: its stacks, its tally, and why the running system was not asked.
     Folded = tuple[Sums, Optional[TextTally], str]
 
-_CHUNK: Final = 1 << 20
+_CHUNK = 1 << 20
 #: A smaller part is not worth a process.
-_SMALLEST: Final = 4 << 20
-_BLANK: Final = b"\n\n"
+_SMALLEST = 4 << 20
+_BLANK = b"\n\n"
 
 
 def ranges_of(path: str, number: int) -> list[Range]:
@@ -258,11 +258,11 @@ def _remarks(folder: Folder) -> list[str]:
     sums, remarks = folder.sums, []
     if sums.passed_over and folder.event is not None:
         others = ", ".join(
-            f"{text_of(event)} ({plural(count, 'sample')})"
+            f"{decode_name(event)} ({plural(count, 'sample')})"
             for event, count in sorted(sums.passed_over.items())[:_MOST_NAMED]
         )
         remarks.append(
-            f"only {text_of(folder.event)} is counted; --event-filter takes another: {others}"
+            f"only {decode_name(folder.event)} is counted; --event-filter takes another: {others}"
         )
     if sums.unparsed:
         remarks.append(f"{plural(sums.unparsed, 'line')} neither header nor frame, left out")

@@ -37,7 +37,7 @@ from ksym_plugin.timeline.timeline import Timeline
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import IO, Final
+    from typing import IO
 
     from ksym_plugin.history.reader import Past
     from ksym_plugin.kernel.kallsyms import Kallsyms
@@ -236,14 +236,14 @@ def _check(path: str, recorded: Recorded) -> None:
     Image(file, start, recorded.build_id)
 
 
-_SIZE: Final = 1 << 20
+_SIZE = 1 << 20
 #: What ``perf script --header`` prints before everything else.
-_HOST: Final = re.compile(rb"^# hostname : (\S+)", re.MULTILINE)
-_RELEASE: Final = re.compile(rb"^# os release : (\S+)", re.MULTILINE)
+_HOST = re.compile(rb"^# hostname : (\S+)", re.MULTILINE)
+_RELEASE = re.compile(rb"^# os release : (\S+)", re.MULTILINE)
 #: It begins and ends with this.
-_RULER: Final = b"# ========"
-_CLOCKID: Final = re.compile(rb"^# event : .*use_clockid = 1.*clockid = (-?\d+)", re.MULTILINE)
-_CLOCKS: Final = {b"0": REALTIME, b"1": MONOTONIC, b"7": BOOTTIME}
+_RULER = b"# ========"
+_CLOCKID = re.compile(rb"^# event : .*use_clockid = 1.*clockid = (-?\d+)", re.MULTILINE)
+_CLOCKS = {b"0": REALTIME, b"1": MONOTONIC, b"7": BOOTTIME}
 
 
 class Text:

@@ -17,10 +17,10 @@ from ksym_plugin.stacks.account import lived, loader
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any, Final
+    from typing import Any
 
-_ROW: Final = "{:>7}  {:>8}  {:>13}  {:>13}  {:>8}  {:>13}  {:18}  {:20}  {:20}  {}"
-_HEAD: Final = _ROW.format(
+_ROW = "{:>7}  {:>8}  {:>13}  {:>13}  {:>8}  {:>13}  {:18}  {:20}  {:20}  {}"
+_HEAD = _ROW.format(
     "PROGRAM",
     "OWN",
     "OF ALL",
@@ -33,14 +33,14 @@ _HEAD: Final = _ROW.format(
     "NAME",
 )
 #: How many source lines of a program are shown.
-_MOST_LINES: Final = 5
+_MOST_LINES = 5
 #: perf hands names to PyUnicode_FromString and does not look whether that worked.
-_CRASHED: Final = (
+_CRASHED = (
     "perf crashed, as it does with any Python script where a task's name is not UTF-8;"
     " its text is left: perf script --ns | ksym fold --all"
 )
 #: The order of each key, the greatest first but for names and ids.
-_SORTS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
+_SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "own": lambda row: (-row["own"]["samples"], -row["total"]["samples"]),
     "total": lambda row: (-row["total"]["samples"], -row["own"]["samples"]),
     "lived": lambda row: -_at_least(row),

@@ -21,7 +21,7 @@ from ksym_plugin.timeline.symbols import EXACT, Frame
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, Final
+    from typing import Any
 
     from ksym_plugin.history.details import Programs
     from ksym_plugin.history.reader import Past
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.symbols import Reason
     from ksym_plugin.timeline.timeline import Timeline
 
-_UNRECORDED: Final = (
-    "BPF symbols have no names here: there is no history of that time (see ksym record)"
-)
-_DIGITS: Final = frozenset(string.hexdigits)
+_UNRECORDED = "BPF symbols have no names here: there is no history of that time (see ksym record)"
+_DIGITS = frozenset(string.hexdigits)
 
 
 @click.command(

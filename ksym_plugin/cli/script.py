@@ -17,13 +17,12 @@ from ksym_plugin.timeline.errors import KsymError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Final
 
 #: Tells the handler, which perf's own interpreter runs, where this package is.
-PACKAGE: Final = "KSYM_PACKAGE"
-_OURS: Final = ("-i", "-H", "--input", "--history", "--format", "--clock", "--vmlinux")
-_FLAGS: Final = ("-h", "--help", "--lines")
-_ASK_SECONDS: Final = 20
+PACKAGE = "KSYM_PACKAGE"
+_OURS = ("-i", "-H", "--input", "--history", "--format", "--clock", "--vmlinux")
+_FLAGS = ("-h", "--help", "--lines")
+_ASK_SECONDS = 20
 
 
 class Passing(click.Command):

@@ -15,13 +15,13 @@ from ksym_plugin.kernel import identity
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any, Final
+    from typing import Any
 
     from ksym_plugin.history.reader import Past, Session
     from ksym_plugin.timeline.symbols import Lifetime
 
-_ROW: Final = "{:18}  {:>6}  {:>7}  {:24}  {:24}  {}"
-_HEAD: Final = _ROW.format("START", "SIZE", "PROGRAM", "LOADED", "UNLOADED", "NAME")
+_ROW = "{:18}  {:>6}  {:>7}  {:24}  {:24}  {}"
+_HEAD = _ROW.format("START", "SIZE", "PROGRAM", "LOADED", "UNLOADED", "NAME")
 
 
 @click.command(

@@ -9,10 +9,10 @@ import signal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
-    from typing import Any, Final
+    from typing import Any
 
 #: SIGINT counts also where a shell's ``&`` made it ignored; SIGHUP not under nohup.
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 
 class Signals:

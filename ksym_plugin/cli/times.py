@@ -8,23 +8,19 @@ import click
 
 from ksym_plugin.kernel.clocks import MONOTONIC, PERF, ClockMap
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
-
-SECOND: Final = 1_000_000_000
-_SECONDS: Final = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,9}))?:?", re.ASCII)
+SECOND = 1_000_000_000
+_SECONDS = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,9}))?:?", re.ASCII)
 #: What 63 bits of nanoseconds hold, some centuries of which no clock needs.
-_LATEST: Final = 1 << 62
-_SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", re.ASCII)
-_SPAN_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_SIZE: Final = re.compile(r"([0-9]{1,15})([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
-_HISTORY_LEAST: Final = 1 << 20
+_LATEST = 1 << 62
+_SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", re.ASCII)
+_SPAN_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+_HISTORY_LEAST = 1 << 20
 #: A page, and the greatest power of two of pages whose bytes all kernels can count.
-_RING_LEAST: Final = 1 << 12
-_RING_MOST: Final = 1 << 30
+_RING_LEAST = 1 << 12
+_RING_MOST = 1 << 30
 #: Times are shown to the microsecond, as perf shows them: a narrower window goes unsaid.
-_SHOWN: Final = 1_000
+_SHOWN = 1_000
 
 
 def point(text: str) -> int:

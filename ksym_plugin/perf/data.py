@@ -12,33 +12,33 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import BinaryIO, Final
+    from typing import BinaryIO
 
 #: What a perf.data begins with.
-MAGIC: Final = b"PERFILE2"
-_HEADER: Final = struct.Struct("=8sQQ6Q4Q")
-_SECTION: Final = struct.Struct("=QQ")
-_RECORD: Final = struct.Struct("=IHH")
-_PAIR: Final = struct.Struct("=II")
-_BUILD_ID: Final = 2
-_HOSTNAME: Final = 3
-_OSRELEASE: Final = 4
-_EVENT_DESC: Final = 12
-_MISC_CPUMODE: Final = 7
-_MISC_KERNEL: Final = 1
-_MISC_MMAP_BUILD_ID: Final = 1 << 14
-_KERNEL_MAP: Final = b"[kernel.kallsyms]"
-_KERNEL_STARTS: Final = (_KERNEL_MAP + b"_text", _KERNEL_MAP + b"_stext")
-_PGOFF_AT: Final = 32
+MAGIC = b"PERFILE2"
+_HEADER = struct.Struct("=8sQQ6Q4Q")
+_SECTION = struct.Struct("=QQ")
+_RECORD = struct.Struct("=IHH")
+_PAIR = struct.Struct("=II")
+_BUILD_ID = 2
+_HOSTNAME = 3
+_OSRELEASE = 4
+_EVENT_DESC = 12
+_MISC_CPUMODE = 7
+_MISC_KERNEL = 1
+_MISC_MMAP_BUILD_ID = 1 << 14
+_KERNEL_MAP = b"[kernel.kallsyms]"
+_KERNEL_STARTS = (_KERNEL_MAP + b"_text", _KERNEL_MAP + b"_stext")
+_PGOFF_AT = 32
 #: PERF_RECORD_MMAP and _MMAP2, and where the name lies in each.
-_MMAP_NAMES_AT: Final = {1: 40, 10: 72}
+_MMAP_NAMES_AT = {1: 40, 10: 72}
 #: The build id in an MMAP2 that has one (perf record --buildid-mmap), after its length.
-_MMAP_BUILD_ID_SIZE_AT: Final = 40
-_MMAP_BUILD_ID_AT: Final = 44
-_BUILD_ID_AT: Final = 12
-_BUILD_ID_NAME_AT: Final = 36
+_MMAP_BUILD_ID_SIZE_AT = 40
+_MMAP_BUILD_ID_AT = 44
+_BUILD_ID_AT = 12
+_BUILD_ID_NAME_AT = 36
 #: What is read of a section at most; a kernel map is among the first records.
-_MOST: Final = 1 << 20
+_MOST = 1 << 20
 
 
 class Recorded:

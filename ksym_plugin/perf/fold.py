@@ -18,19 +18,18 @@ from ksym_plugin.timeline.symbols import split_bpf_name
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Final
 
     from ksym_plugin.perf.repaint import Renamer
     from ksym_plugin.perf.text import FrameLine
 
 #: What has no file that addr2line could read.
-_NO_FILE: Final = re.compile(rb"perf-\d+.map|kernel\.|\[[^\]]+\]")
+_NO_FILE = re.compile(rb"perf-\d+.map|kernel\.|\[[^\]]+\]")
 #: A line of nm; one without an address is of another file.
-_SYMBOL: Final = re.compile(rb"([0-9a-f]+) \S (.*)")
-_DISCRIMINATOR: Final = re.compile(rb" \(discriminator \S+\)")
-_NOTHING: Final = (b"", b"??", b"??:??:0")
+_SYMBOL = re.compile(rb"([0-9a-f]+) \S (.*)")
+_DISCRIMINATOR = re.compile(rb" \(discriminator \S+\)")
+_NOTHING = (b"", b"??", b"??:??:0")
 #: It reads whole debug information; some programs have gigabytes of it.
-_SECONDS: Final = 120
+_SECONDS = 120
 
 
 class Inliner:
@@ -90,20 +89,20 @@ def _ask(*words: str | bytes) -> bytes:
     return done.stdout
 
 
-_KERNEL_HALF_DIGITS: Final = b"89abcdef"
-_BPF_DSO: Final = b"[bpf]"
-_ANONYMOUS: Final = b"(anonymous namespace)"
+_KERNEL_HALF_DIGITS = b"89abcdef"
+_BPF_DSO = b"[bpf]"
+_ANONYMOUS = b"(anonymous namespace)"
 #: A just-in-time compiler's inlined functions: ``A->B->C``; C++ has an operator of that name.
-_INLINING: Final = re.compile(rb"(?<!operator)->")
+_INLINING = re.compile(rb"(?<!operator)->")
 #: Brackets, and C++'s operators that are spelled with some.
-_BRACKET: Final = re.compile(rb"operator(?:->\*?|<=>|<<=?|>>=?|[<>]=?)|[<>(){}\[\]]")
-_OPENING: Final = frozenset(b"<({[")
-_MODULE_FILE: Final = re.compile(rb"\.ko(?:\.[a-z0-9]{2,4})?\Z")
-_IMAGE_FILE: Final = re.compile(rb"vmlinux[A-Za-z0-9._-]*\Z")
-_JIT_FILE: Final = re.compile(rb"/tmp/perf-[0-9]+\.map|/jitted-[^/]*\.so\Z")
+_BRACKET = re.compile(rb"operator(?:->\*?|<=>|<<=?|>>=?|[<>]=?)|[<>(){}\[\]]")
+_OPENING = frozenset(b"<({[")
+_MODULE_FILE = re.compile(rb"\.ko(?:\.[a-z0-9]{2,4})?\Z")
+_IMAGE_FILE = re.compile(rb"vmlinux[A-Za-z0-9._-]*\Z")
+_JIT_FILE = re.compile(rb"/tmp/perf-[0-9]+\.map|/jitted-[^/]*\.so\Z")
 #: What separates stacks, and C0: a folded file has one stack a line.
-CONTROLS: Final = bytes.maketrans(bytes(range(32)) + b";", b" " * 32 + b":")
-_QUOTES: Final = b"\"'"
+CONTROLS = bytes.maketrans(bytes(range(32)) + b";", b" " * 32 + b":")
+_QUOTES = b"\"'"
 
 
 class Style:
@@ -123,7 +122,7 @@ class Style:
         self.bpf = bpf
 
 
-def spelled(frame: FrameLine, style: Style, is_java: bool) -> bytes:
+def format_frame(frame: FrameLine, style: Style, is_java: bool) -> bytes:
     """A frame's part of a folded stack; empty if it has none.
 
     Functions that a JIT compiler has inlined become frames of their own, outermost first.
@@ -137,7 +136,7 @@ def spelled(frame: FrameLine, style: Style, is_java: bool) -> bytes:
     suffix = _suffix(frame, dso, style)
     names: list[bytes] = []
     for name in _INLINING.split(symbol):
-        tidy = tidied(_in_file(frame, dso, style) if name == UNKNOWN else name)
+        tidy = format_function(_in_file(frame, dso, style) if name == UNKNOWN else name)
         if is_java and tidy.startswith(b"L") and b"/" in tidy:
             tidy = tidy[1:]
         end = b"_[i]" if names else suffix
@@ -145,12 +144,12 @@ def spelled(frame: FrameLine, style: Style, is_java: bool) -> bytes:
     return b";".join(names)
 
 
-def task(comm: bytes) -> bytes:
+def format_task(comm: bytes) -> bytes:
     """The name of a task as the first frame of its stacks."""
     return comm.translate(CONTROLS).replace(b" ", b"_")
 
 
-def tidied(name: bytes) -> bytes:
+def format_function(name: bytes) -> bytes:
     """A name without its arguments, quotes, and what separates frames and stacks."""
     return _without_arguments(name.translate(CONTROLS)).translate(None, _QUOTES)
 
@@ -218,12 +217,12 @@ def _is_high(frame: FrameLine) -> bool:
 
 
 #: A frame as perf aligns it: the parts besides its address and offset, if it has one.
-_FUNCTION: Final = re.compile(
+_FUNCTION = re.compile(
     rb"\t *[0-9a-f]+(?<=\t.{16}) (?:(.*\S)\+0x[0-9a-f]+( \(.*\))|(.*\)))", re.DOTALL
 )
 #: What is kept of lines: how many, and how long at the most.
-_MOST: Final = 1 << 17
-_KEPT: Final = 1 << 10
+_MOST = 1 << 17
+_KEPT = 1 << 10
 
 
 class Options:
@@ -301,13 +300,13 @@ class Pieces(dict[bytes, "bytes | None"]):
 
     def _spelled(self, frame: text.FrameLine) -> bytes:
         piece = self._inliner.expand(frame) if self._inliner is not None else b""
-        return piece or spelled(frame, self._style, self._is_java)
+        return piece or format_frame(frame, self._style, self._is_java)
 
 
 __all__ = ["Folder", "Options", "Sums"]
 
-_BRACKETED: Final = re.compile(rb"\[[^\]]*\]")
-_LONGEST_COUNT: Final = 18
+_BRACKETED = re.compile(rb"\[[^\]]*\]")
+_LONGEST_COUNT = 18
 
 
 class Sums:
@@ -453,7 +452,7 @@ class Folder:
             name += b"-%s/%s" % (header.pid or b"?", header.tid)
         elif self._options.pid:
             name += b"-" + (header.pid or b"?")
-        self._task = task(name)
+        self._task = format_task(name)
         self._pieces = self._java if name.startswith(b"java") else self._native
 
     def _blank(self) -> None:

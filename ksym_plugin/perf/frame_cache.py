@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ksym_plugin.perf.namer import clean, count
+from ksym_plugin.perf.namer import count, strip_nul
 from ksym_plugin.timeline.symbols import EXACT, MODULE, Frame
 
 TYPE_CHECKING = False
@@ -130,5 +130,5 @@ class _Repeated:
         if self.frame is None:
             tally.confirmed += self.times
         else:
-            count(self.frame, clean(self.symbol), tally, self.times)
+            count(self.frame, strip_nul(self.symbol), tally, self.times)
         self.times = 0

@@ -14,7 +14,15 @@ from ksym_plugin.kernel.clocks import clock_of_attr
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf import data, session
 from ksym_plugin.perf.frame_cache import CoreFrames, PassingFrames
-from ksym_plugin.perf.namer import Tally, clean, decide, is_core, nameless_dso, spelled
+from ksym_plugin.perf.namer import (
+    Tally,
+    decide,
+    format_dso,
+    format_name,
+    is_core,
+    strip_nul,
+    unnamed_dso,
+)
 from ksym_plugin.perf.output import FoldedOutput, Placer, TextOutput, give_up_output, say
 from ksym_plugin.perf.session import Stamps
 from ksym_plugin.timeline.errors import KsymError
@@ -49,7 +57,7 @@ class Handler:
         self._clock = options.clock
         #: Whether some of the output could not be written.
         self.is_cut_short = False
-        self._known = session.find(options.history, data_path, self.recorded)
+        self._known = session.open_session(options.history, data_path, self.recorded)
         self._past, self._clock_map = self._known.past, self._known.clock_map
         self._has_modules = self._past is not None and self._past.has_modules
         self._monotonic = Stamps(options.clock, self._clock_map).monotonic
@@ -180,7 +188,7 @@ class Handler:
         address, symbol, dso = node["ip"], node.get("sym"), node.get("dso") or ""
         if dso.startswith(_GUEST):  # looks like this kernel's, but is another's
             return self._by_perf(node)
-        name = clean(symbol["name"]) if symbol else ""
+        name = strip_nul(symbol["name"]) if symbol else ""
         answer = self._resolver.resolve(address, time_ns)
         if isinstance(answer, Reason) and not name and not self._has_statics:
             self._load_statics()
@@ -193,15 +201,17 @@ class Handler:
         if held == around:
             held = name
         if held is None:
-            return self._output.kernel(address, "", None, nameless_dso(answer, name, clean(dso)))
+            return self._output.kernel(address, "", None, unnamed_dso(answer, name, strip_nul(dso)))
         if isinstance(held, Frame):
             place = None if self._placer is None else self._placer.of(held, is_leaf)
-            piece = self._output.kernel(address, spelled(held), held.offset, _dso(held, dso), place)
+            piece = self._output.kernel(
+                address, format_name(held), held.offset, format_dso(held, strip_nul(dso)), place
+            )
             (self._leaves if is_leaf else self._callers).remember(node, answer, held, piece)
             return piece
         if is_core(dso) and _is_fixed(answer):
-            return self._in_core(address, held, node.get("sym_off"), clean(dso), is_leaf)
-        piece = self._output.kernel(address, held, node.get("sym_off"), clean(dso))
+            return self._in_core(address, held, node.get("sym_off"), strip_nul(dso), is_leaf)
+        piece = self._output.kernel(address, held, node.get("sym_off"), strip_nul(dso))
         (self._leaves if is_leaf else self._callers).remember(node, answer, held, piece)
         return piece
 
@@ -229,8 +239,10 @@ class Handler:
         address, symbol = node["ip"], node.get("sym")
         if address < _KERNEL_HALF:
             return self._output.user(node)
-        name = clean(symbol["name"]) if symbol else ""
-        return self._output.kernel(address, name, node.get("sym_off"), clean(node.get("dso") or ""))
+        name = strip_nul(symbol["name"]) if symbol else ""
+        return self._output.kernel(
+            address, name, node.get("sym_off"), strip_nul(node.get("dso") or "")
+        )
 
     def _load_statics(self) -> None:
         """This boot's kallsyms, once a frame wants it: perf mostly names those itself."""
@@ -260,7 +272,7 @@ def _around(node: dict[str, Any], chain: Sequence[dict[str, Any]]) -> str:
         is_behind = other is node or (is_behind and other["ip"] == node["ip"])
         symbol = other.get("sym")
         if is_behind and symbol:
-            name = clean(symbol["name"])
+            name = strip_nul(symbol["name"])
     return name
 
 
@@ -269,14 +281,6 @@ def _is_fixed(answer: Frame | Reason) -> bool:
     if isinstance(answer, Frame):
         return answer.lifetime is None and answer.module != BPF_MODULE
     return answer is UNKNOWN_ADDRESS
-
-
-def _dso(frame: Frame, dso: str) -> str:
-    if frame.module == BPF_MODULE:
-        return BPF_MODULE
-    if frame.module is not None:
-        return f"[{frame.module}]"
-    return clean(dso) or "[kernel.kallsyms]"
 
 
 def choose_output(options: Options, data_path: str | None, recorded: Recorded) -> Output:

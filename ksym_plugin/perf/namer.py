@@ -26,20 +26,18 @@ from ksym_plugin.timeline.symbols import (
     split_bpf_name,
 )
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
-
+#: The dso of the core image, as perf writes it.
+KERNEL_DSO = "[kernel.kallsyms]"
 #: Appended to a name that may be wrong because changes were lost around that time.
-UNCERTAIN: Final = "?"
+UNCERTAIN = "?"
 #: Of what no symbol covers, that which only BPF can be where it is no module's.
-_UNNAMED_BPF: Final = (AMONG_BPF, NOT_LOADED)
+_UNNAMED_BPF = (AMONG_BPF, NOT_LOADED)
 #: What perf is told of as of BPF, and most of a history's sources are not: copies of what
 #: kprobes are on, and ftrace's trampolines (``perf_event_ksymbol`` in the kernel).
-_OUT_OF_LINE: Final = ("kprobe_insn_page", "kprobe_optinsn_page", "ftrace_trampoline")
+_OUT_OF_LINE = ("kprobe_insn_page", "kprobe_optinsn_page", "ftrace_trampoline")
 #: How many different errors are told apart, and how much of each.
-_MOST_ERRORS: Final = 16
-_LONGEST: Final = 100
+_MOST_ERRORS = 16
+_LONGEST = 100
 
 
 class Tally:
@@ -101,7 +99,7 @@ class Tally:
         self.errors[what] = self.errors.get(what, 0) + 1
 
 
-def clean(name: str) -> str:
+def strip_nul(name: str) -> str:
     """perf's name without what it appends: a NUL and ``[bpf]`` where kcore shadows its map."""
     return name.partition("\0")[0]
 
@@ -125,7 +123,7 @@ def is_neighbour(name: str, dso: str) -> bool:
 
 def is_core(dso: str) -> bool:
     """Whether perf found a name in the core image, which stays where it is."""
-    return dso == "[kernel.kallsyms]" or "/vmlinux" in dso
+    return dso == KERNEL_DSO or "/vmlinux" in dso
 
 
 def is_module(dso: str) -> bool:
@@ -168,13 +166,13 @@ def decide(
             tally.confirmed += 1
         return name
     tally.withdrawn += bool(name)
-    if answer in _UNNAMED_BPF and nameless_dso(answer, name, dso) != BPF_MODULE:
+    if answer in _UNNAMED_BPF and unnamed_dso(answer, name, dso) != BPF_MODULE:
         answer = UNKNOWN_ADDRESS  # A module's that the static tables do not have.
     tally.unknown[answer.text] = tally.unknown.get(answer.text, 0) + 1
     return None
 
 
-def nameless_dso(answer: Frame | Reason, name: str, dso: str) -> str:
+def unnamed_dso(answer: Frame | Reason, name: str, dso: str) -> str:
     """What stands for the dso of a frame that keeps no name: BPF's if it cannot be another's."""
     # A module's name that does not hold may be that of one whose functions nobody knows.
     is_open = bool(name) and not is_module(dso)
@@ -210,6 +208,16 @@ def count(frame: Frame, name: str, tally: Tally, times: int = 1) -> None:
         tally.gap += times * (frame.certainty == GAP)
 
 
-def spelled(frame: Frame) -> str:
-    """The name as it is printed: marked where it is not certain."""
+def format_dso(frame: Frame, dso: str) -> str:
+    """The dso that is printed of a frame; ``dso`` is perf's own, which stands for the core image.
+
+    BPF's is ``[bpf]``: readers of perf script's text take what is in brackets for the kernel's.
+    """
+    if frame.module is None:
+        return dso if is_core(dso) else KERNEL_DSO
+    return frame.module if frame.module == BPF_MODULE else f"[{frame.module}]"
+
+
+def format_name(frame: Frame) -> str:
+    """The name that is printed of a frame: marked where it is not certain."""
     return frame.name if frame.certainty in (EXACT, GRACE) else frame.name + UNCERTAIN

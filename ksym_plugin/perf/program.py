@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import ModuleType
-    from typing import IO, Any, Final, Protocol
+    from typing import IO, Any, Protocol
 
     from ksym_plugin.perf.options import Options
     from ksym_plugin.perf.repaint import Renamer
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         sym_end: int | None
 
 
-_PIECE: Final = 1 << 20
+_PIECE = 1 << 20
 
 
 def is_fed() -> bool:
@@ -165,9 +165,9 @@ def _read(descriptor: int) -> bytes:
 
 
 #: What the module gives for a frame or a file without a name.
-_UNKNOWN: Final = "[unknown]"
+_UNKNOWN = "[unknown]"
 #: The beginning of a perf_event_attr: type, size, config, sample_period, sample_type.
-_ATTR: Final = struct.Struct("=IIQQQ")
+_ATTR = struct.Struct("=IIQQQ")
 
 
 def run(options: Options) -> int:

@@ -13,19 +13,19 @@ from ksym_plugin.kernel.clocks import PERF
 from ksym_plugin.perf import text
 from ksym_plugin.perf.namer import (
     Tally,
-    clean,
     decide,
+    format_dso,
+    format_name,
     is_bpf_name,
     is_core,
     is_neighbour,
-    nameless_dso,
-    spelled,
+    strip_nul,
+    unnamed_dso,
 )
 from ksym_plugin.perf.text import INLINED, UNKNOWN, Cutter, FrameLine
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
-    BPF_MODULE,
     EXACT,
     GRACE,
     UNKNOWN_ADDRESS,
@@ -37,7 +37,7 @@ from ksym_plugin.timeline.symbols import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Final, Optional
+    from typing import Optional
 
     from ksym_plugin.kernel.clocks import ClockMap
     from ksym_plugin.kernel.kallsyms import Kallsyms
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     Running = Callable[[], tuple[Optional[Past], Optional[Kallsyms]]]
 
 #: Why a frame keeps its name or has none, of perf script text alone.
-COARSE: Final = Reason("two symbols followed each other here within what perf prints of the time")
+COARSE = Reason("two symbols followed each other here within what perf prints of the time")
 
 
 class TextTally(Tally):
@@ -82,25 +82,22 @@ class TextTally(Tally):
                 setattr(self, count, getattr(self, count) + value)
 
 
-KERNEL_HALF: Final = 1 << 63
+KERNEL_HALF = 1 << 63
 #: Weights of frames that are the same at all times; no sample has so many frames.
-STANDS: Final = 1
-NAMELESS: Final = 1 << 30
-_GUEST: Final = b"[guest."
-_KERNEL_DSO: Final = "[kernel.kallsyms]"
+STANDS = 1
+NAMELESS = 1 << 30
+_GUEST = b"[guest."
 #: perf's time of a sample that has none is 0 or all ones, by its version.
-_NO_TIME: Final = 1 << 63
+_NO_TIME = 1 << 63
 #: A time that nothing covers.
-_OUTSIDE: Final = (-1, -1)
-_CONTRADICTED: Final = (
-    "the running system was not asked: perf's names in the text are not this kernel's"
-)
-_NOT_SHOWN: Final = (
+_OUTSIDE = (-1, -1)
+_CONTRADICTED = "the running system was not asked: perf's names in the text are not this kernel's"
+_NOT_SHOWN = (
     "the running system was not asked: nothing in the text shows that it is of this boot"
     " (name a history with -H)"
 )
 #: How many of perf's names are kept to judge by whether the running kernel is the text's.
-_WITNESSES: Final = 64
+_WITNESSES = 64
 
 
 class Renamer:
@@ -164,9 +161,9 @@ class Renamer:
         held = decide(answer, name, dso, self.tally, self._has_modules)
         if isinstance(held, Frame):
             offset = f"+{held.offset:#x}" if frame.offset or not name else ""
-            return _rewritten(line, frame, spelled(held) + offset, _dso(held, dso))
+            return _rewritten(line, frame, format_name(held) + offset, format_dso(held, dso))
         if held is None:
-            shown = nameless_dso(answer, name, dso)
+            shown = unnamed_dso(answer, name, dso)
             is_same = not name and shown == dso
             return line if is_same else _rewritten(line, frame, "[unknown]", shown or "[unknown]")
         if held == name:
@@ -272,10 +269,10 @@ def is_kernel(frame: FrameLine) -> bool:
 
 def _perf_name(frame: FrameLine) -> tuple[str, str]:
     """perf's name and dso of a frame, each empty where it has none."""
-    dso = "" if frame.dso in (None, UNKNOWN) else text_of(frame.dso or b"")
+    dso = "" if frame.dso in (None, UNKNOWN) else decode_name(frame.dso or b"")
     if frame.name == UNKNOWN:
-        return "", clean(dso)
-    name, dso = clean(text_of(frame.name)), clean(dso)
+        return "", strip_nul(dso)
+    name, dso = strip_nul(decode_name(frame.name)), strip_nul(dso)
     # A mark that an earlier run left.
     return (name.rstrip("?") if is_bpf_name(name.rstrip("?"), dso) else name), dso
 
@@ -305,27 +302,20 @@ def _verdict(witnesses: dict[int, int], statics: Kallsyms) -> int:
     return verdict
 
 
-def _dso(frame: Frame, dso: str) -> str:
-    """As the handler prints it: BPF's readers of this format then take for the kernel's."""
-    if frame.module is None:
-        return dso if is_core(dso) else _KERNEL_DSO
-    return frame.module if frame.module == BPF_MODULE else f"[{frame.module}]"
-
-
 def _rewritten(line: bytes, frame: FrameLine, symbol: str, dso: str | None) -> bytes:
     """The line with another symbol, and another dso unless that is None."""
-    parts = [line[: frame.name_at], bytes_of(symbol)]
+    parts = [line[: frame.name_at], encode_name(symbol)]
     if frame.dso is not None:
-        parts += [b" (", frame.dso if dso is None else bytes_of(dso), b")"]
+        parts += [b" (", frame.dso if dso is None else encode_name(dso), b")"]
     return b"".join((*parts, line[frame.end :]))
 
 
-def text_of(name: bytes) -> str:
+def decode_name(name: bytes) -> str:
     """A name as the core has it; bytes that are not UTF-8 are kept as surrogates."""
     return name.decode("utf-8", "surrogateescape")
 
 
-def bytes_of(name: str) -> bytes:
+def encode_name(name: str) -> bytes:
     """A name as it is printed; a line can hold none that would end it."""
     if not name.isprintable():
         name = "".join(" " if char < " " or char == "\x7f" else char for char in name)
@@ -336,12 +326,12 @@ def bytes_of(name: str) -> bytes:
 
 
 #: What is kept of lines: how many, and how long at the most.
-_MOST: Final = 1 << 17
-_KEPT: Final = 1 << 10
+_MOST = 1 << 17
+_KEPT = 1 << 10
 #: A user frame as perf prints it: most of them, at a glance.
-_USER: Final = re.compile(rb"\t *(?:[0-9a-f]{1,15}|[0-7][0-9a-f]{15}) .* \(.*\)", re.DOTALL)
+_USER = re.compile(rb"\t *(?:[0-9a-f]{1,15}|[0-7][0-9a-f]{15}) .* \(.*\)", re.DOTALL)
 #: Weighs more than all the frames of any sample.
-SLOW: Final = 1 << 60
+SLOW = 1 << 60
 
 
 class Weights(dict[bytes, int]):

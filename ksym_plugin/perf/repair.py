@@ -11,16 +11,16 @@ from bisect import bisect_right
 from itertools import accumulate
 from math import inf
 
-from ksym_plugin.perf.fold import tidied
-from ksym_plugin.perf.namer import spelled
-from ksym_plugin.perf.repaint import bytes_of
+from ksym_plugin.perf.fold import format_function
+from ksym_plugin.perf.namer import format_name
+from ksym_plugin.perf.repaint import encode_name
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver, named
 from ksym_plugin.timeline.symbols import EXACT, MODULE, Frame, Reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Final, Protocol, Union
+    from typing import Protocol, Union
 
     from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.timeline.symbols import Lifetime
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 #: ``ffffffff81000404``, ``0xffffffff81000404``, ``[unknown <ffffffff81000404>]``, and what
 #: may follow; the upper half of the address space is the kernel's.
-_ADDRESS: Final = re.compile(
+_ADDRESS = re.compile(
     rb"(?:(?:0[xX])?([89a-fA-F][0-9a-fA-F]{15})"
     rb"|\[[^<>]*<(?:0[xX])?([89a-fA-F][0-9a-fA-F]{15})>\])(_\[[kbij]\])?"
 )
 #: A kernel frame that was folded under its file's name alone.
-_FILE_ONLY: Final = re.compile(rb"\[\[[^<>]*\]\](?:_\[k\])?|\[[^<>]*\]_\[k\]")
-_NUMBER: Final = re.compile(rb"[0-9]+\.?[0-9]*")
-_SEVERAL: Final = Reason("several programs were at this address one after the other")
-_MOST: Final = 1 << 16
+_FILE_ONLY = re.compile(rb"\[\[[^<>]*\]\](?:_\[k\])?|\[[^<>]*\]_\[k\]")
+_NUMBER = re.compile(rb"[0-9]+\.?[0-9]*")
+_SEVERAL = Reason("several programs were at this address one after the other")
+_MOST = 1 << 16
 #: A time that nothing covers.
-_NO_TIME: Final = -1
+_NO_TIME = -1
 
 
 class Repairer:
@@ -123,7 +123,7 @@ class Repairer:
         answer = self._answer(address)
         if isinstance(answer, Frame):
             self.named += 1
-            return tidied(bytes_of(spelled(answer))) + (found[3] or b"")
+            return format_function(encode_name(format_name(answer))) + (found[3] or b"")
         self.unnamed[answer.text] = self.unnamed.get(answer.text, 0) + 1
         return frame
 

@@ -17,7 +17,7 @@ from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Final
+    from typing import Any
 
     from ksym_plugin.history.reader import Boot, Past
     from ksym_plugin.kernel.clocks import ClockMap
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 #: Where the package ``elftools`` is; set by ``ksym script``, whose Python has it.
-VARIABLE: Final = "KSYM_ELFTOOLS"
+VARIABLE = "KSYM_ELFTOOLS"
 
 
-def opened(path: str, recorded: Recorded, known: Known) -> Image | None:
+def opened(path: str, recorded: Recorded, known: Session) -> Image | None:
     """The image of the kernel that a perf.data is of; None, and said why, without pyelftools.
 
     ElfError if the file is of another kernel, or where that kernel lay is not known.
@@ -61,7 +61,7 @@ def opened(path: str, recorded: Recorded, known: Known) -> Image | None:
     return image
 
 
-def _kallsyms(known: Known) -> Kallsyms | None:
+def _kallsyms(known: Session) -> Kallsyms | None:
     """The running kernel's own table, if the data is of it."""
     try:
         return Kallsyms.load() if known.is_this_boot else None
@@ -129,7 +129,7 @@ class KernelLines:
             return None
 
 
-class Known:
+class Session:
     """``past`` and ``clock_map`` are None where nothing is known; then perf's names stand."""
 
     def __init__(self, is_this_boot: bool) -> None:
@@ -195,9 +195,9 @@ class Known:
             self._history.close()
 
 
-def find(explicit: str | None, data_path: str | None, recorded: Recorded) -> Known:
+def open_session(explicit: str | None, data_path: str | None, recorded: Recorded) -> Session:
     """What there is; KsymError if a history is there and cannot be used."""
-    known = Known(_is_this_boot(recorded))
+    known = Session(_is_this_boot(recorded))
     path = locate.find(explicit, data_path)
     if path is None:
         known.ask_live()
@@ -254,9 +254,9 @@ def _is_this_boot(recorded: Recorded) -> bool:
 
 
 #: A time that nothing covers.
-_OUTSIDE: Final = -1
+_OUTSIDE = -1
 #: perf's time of a sample that has none is 0 or all ones, by its version.
-_NO_TIME: Final = 1 << 63
+_NO_TIME = 1 << 63
 
 
 class Stamps:

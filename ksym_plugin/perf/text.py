@@ -17,12 +17,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
-
 #: A longer line is no frame and no header: it is passed on before its end has come.
-LONGEST: Final = 1 << 20
+LONGEST = 1 << 20
 
 
 class Cutter:
@@ -63,38 +59,38 @@ class Cutter:
 
 
 #: Some editors begin a file with it.
-BOM: Final = b"\xef\xbb\xbf"
-UNKNOWN: Final = b"[unknown]"
+BOM = b"\xef\xbb\xbf"
+UNKNOWN = b"[unknown]"
 #: The dso of a function that was inlined into the frame below it, whose address it has.
-INLINED: Final = b"inlined"
+INLINED = b"inlined"
 
-_SECOND: Final = 1_000_000_000
-_BLANKS: Final = b" \t\r\n"
+_SECOND = 1_000_000_000
+_BLANKS = b" \t\r\n"
 #: A task's name has 15 bytes at the most; of what looks like a time, the last one that
 #: such a name can stand before is the time.
-_HEADER: Final = re.compile(
+_HEADER = re.compile(
     rb"(?:(.{0,15}\S)[ \t]+)?(-?\d+)(?:/(-?\d+))?[ \t]+(?:\[\d+\][ \t]+)?(\d+)\.(\d{1,9}):(.*)",
     re.DOTALL,
 )
 #: The same behind a longer name, which other tools write.
-_LATER: Final = re.compile(
+_LATER = re.compile(
     rb"(?<=[ \t])(-?\d+)(?:/(-?\d+))?[ \t]+(?:\[\d+\][ \t]+)?(\d+)\.(\d{1,9}):(.*)", re.DOTALL
 )
 #: ``perf script -F`` without pid and tid.
-_TIME: Final = re.compile(rb"(?<![^ \t])(\d+)\.(\d{6}|\d{9}):(?![^ \t\r])(.*)", re.DOTALL)
-_EVENT: Final = re.compile(rb"[ \t]*(?:(\d+)[ \t]+)?(\S+):(?:[ \t]+(.*))?\Z", re.DOTALL)
-_RECORD: Final = b"PERF_RECORD_"
+_TIME = re.compile(rb"(?<![^ \t])(\d+)\.(\d{6}|\d{9}):(?![^ \t\r])(.*)", re.DOTALL)
+_EVENT = re.compile(rb"[ \t]*(?:(\d+)[ \t]+)?(\S+):(?:[ \t]+(.*))?\Z", re.DOTALL)
+_RECORD = b"PERF_RECORD_"
 
-_ADDRESS: Final = re.compile(rb"[ \t]*([0-9a-f]{1,16})[ \t]")
-_OFFSET: Final = re.compile(rb"\+0x[0-9a-f]+\Z")
+_ADDRESS = re.compile(rb"[ \t]*([0-9a-f]{1,16})[ \t]")
+_OFFSET = re.compile(rb"\+0x[0-9a-f]+\Z")
 #: perf right-aligns addresses in 16 columns, after a tab in a callchain.
-_ALIGNED: Final = 17
+_ALIGNED = 17
 #: An address in a payload; shorter numbers there are mostly something else.
-_IN_PAYLOAD: Final = re.compile(rb"(?<![^ \t])[0-9a-f]{9,16}(?=[ \t])")
+_IN_PAYLOAD = re.compile(rb"(?<![^ \t])[0-9a-f]{9,16}(?=[ \t])")
 #: How much is kept of what stands behind times: how many of them, how long at the most.
-_MOST: Final = 1 << 10
-_KEPT: Final = 1 << 8
-_BRANCH: Final = b" => "
+_MOST = 1 << 10
+_KEPT = 1 << 8
+_BRANCH = b" => "
 
 
 class Header:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ksym_plugin.perf import text
-from ksym_plugin.perf.fold import Style, spelled, task
+from ksym_plugin.perf.fold import Style, format_frame, format_task
 from ksym_plugin.perf.text import Cutter
 
 TYPE_CHECKING = False
@@ -145,7 +145,7 @@ class Reader:
         if frame is None or not is_kernel:
             known = ("", False)
         else:
-            piece = spelled(frame, _STYLE, False).decode("utf-8", "surrogateescape")
+            piece = format_frame(frame, _STYLE, False).decode("utf-8", "surrogateescape")
             known = (piece, _HELD.fullmatch(frame.name) is not None)
         if is_settled and len(self._spelled) < _MOST:
             self._spelled[line] = known
@@ -157,7 +157,7 @@ class Reader:
             return
         stack = tuple(reversed(self._frames))
         stack = self._stacks.setdefault(stack, stack)
-        comm = task(header.comm).decode("utf-8", "surrogateescape")
+        comm = format_task(header.comm).decode("utf-8", "surrogateescape")
         yield Hit(
             comm, int(header.pid[:_LONGEST_ID]), int(header.tid), window[0], stack, self._is_held
         )

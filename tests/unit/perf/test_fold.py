@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.cli import fold
-from ksym_plugin.perf.fold import Folder, Options, Sums, tidied
+from ksym_plugin.perf.fold import Folder, Options, Sums, format_function
 from ksym_plugin.perf.repaint import Renamer, TextTally
 from ksym_plugin.timeline.errors import HistoryError, KsymError
 from tests.unit.texts import (
@@ -126,7 +126,7 @@ def test_how_a_frame_is_spelled(frame: bytes, how: dict[str, bool], spelled: str
     ],
 )
 def test_what_is_left_of_a_name(name: bytes, tidy: bytes) -> None:
-    assert tidied(name) == tidy
+    assert format_function(name) == tidy
 
 
 def test_frames_are_repaired_first_where_there_is_a_history() -> None:

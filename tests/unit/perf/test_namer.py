@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ksym_plugin.perf.namer import Tally, clean, decide, is_bpf_name, nameless_dso, spelled
+from ksym_plugin.perf.namer import Tally, decide, format_name, is_bpf_name, strip_nul, unnamed_dso
 from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
     AMONG_BPF,
@@ -106,7 +106,7 @@ def test_a_program_that_nobody_vouches_for(reason: Reason, held: str) -> None:
 def test_classic_bpf_is_not_given_its_neighbour_s_name(reason: Reason, name: str, dso: str) -> None:
     """perf does that with images, which it takes for a page, and with what has no end."""
     assert counted(reason, name, dso) == (None, "withdrawn")
-    assert nameless_dso(reason, name, dso) == "[bpf]"
+    assert unnamed_dso(reason, name, dso) == "[bpf]"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_only_perf_was_told_of_keeps_its_name(name: str, dso: str, count: s
 def test_code_among_bpf_is_bpf_s_unless_perf_has_a_module_there(
     reason: Reason, dso: str, shown: str
 ) -> None:
-    assert nameless_dso(reason, "", dso) == shown
+    assert unnamed_dso(reason, "", dso) == shown
     tally = Tally()
     assert decide(reason, "", dso, tally) is None
     why = reason if shown == "[bpf]" else UNKNOWN_ADDRESS
@@ -140,7 +140,7 @@ def test_code_among_bpf_is_bpf_s_unless_perf_has_a_module_there(
 
 @pytest.mark.parametrize("reason", [UNKNOWN_ADDRESS, OUTSIDE_HISTORY, LOST, HIDDEN, IN_MODULE])
 def test_other_reasons_leave_the_dso(reason: Reason) -> None:
-    assert nameless_dso(reason, "", "[kernel.kallsyms]") == "[kernel.kallsyms]"
+    assert unnamed_dso(reason, "", "[kernel.kallsyms]") == "[kernel.kallsyms]"
 
 
 @pytest.mark.parametrize("certainty", [GRACE, GAP])
@@ -164,7 +164,7 @@ def test_the_static_tables_fill_in_and_never_rename_the_kernel() -> None:
     "certainty, text", [(EXACT, A), (GRACE, A), (GAP, A + "?"), ("what comes later", A + "?")]
 )
 def test_what_is_not_certain_is_marked(certainty: str, text: str) -> None:
-    assert spelled(bpf(A, certainty)) == text
+    assert format_name(bpf(A, certainty)) == text
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_what_is_not_certain_is_marked(certainty: str, text: str) -> None:
     [("f", "f"), ("", ""), ("f\0[bpf]", "f"), ("\0", ""), ("f\0", "f"), ("f[bpf]", "f[bpf]")],
 )
 def test_a_name_ends_at_its_nul(name: str, cleaned: str) -> None:
-    assert clean(name) == cleaned
+    assert strip_nul(name) == cleaned
 
 
 @pytest.mark.parametrize(
@@ -228,5 +228,5 @@ def test_out_of_line_code_that_perf_was_told_of_stands_where_bpf_had_been(name: 
 def test_a_module_s_name_that_does_not_hold_is_not_called_bpf() -> None:
     tally = Tally()
     assert decide(NOT_LOADED, "nft_do_chain", "[nf_tables]", tally, True) is None
-    assert nameless_dso(NOT_LOADED, "nft_do_chain", "[nf_tables]") == ""
+    assert unnamed_dso(NOT_LOADED, "nft_do_chain", "[nf_tables]") == ""
     assert tally.unknown == {UNKNOWN_ADDRESS.text: 1}
