@@ -13,8 +13,8 @@ from ksym_plugin.perf.repaint import Annotator, Renamer
 from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import load, timeline_of, unload
 
-SHARED = Path(__file__).parents[3] / "shared"
-CORPUS = SHARED / "corpus"
+#: Texts in perf script's many forms, written for these tests.
+CORPUS = Path(__file__).parents[1] / "data" / "perf-script"
 #: A folder with checkouts of brendangregg/FlameGraph and jonhoo/inferno.
 REFERENCE = os.environ.get("KSYM_REFERENCE", "")
 
@@ -66,10 +66,6 @@ def folded(text: bytes, by: Renamer | None = None, **how: object) -> dict[str, i
     return {stack.decode("utf-8", "surrogateescape"): count for stack, count in counts.items()}
 
 
-def corpus(pattern: str = "*[tp]") -> list:
-    """The texts of the corpus, as parameters; one that is skipped where there is none."""
-    files = [path for path in sorted(CORPUS.glob(pattern)) if path.suffix in (".txt", ".dump")]
-    if not files:
-        why = f"{CORPUS} is absent"
-        return [pytest.param(CORPUS, marks=pytest.mark.skip(reason=why), id="absent")]
-    return [pytest.param(path, id=path.name) for path in files]
+def corpus() -> list:
+    """The texts of the corpus, as parameters."""
+    return [pytest.param(path, id=path.stem) for path in sorted(CORPUS.glob("*.txt"))]

@@ -393,7 +393,7 @@ def test_as_inferno_published_it(source: Path, option: str, expected: Path) -> N
 
 @pytest.mark.skipif(not shutil.which("perl"), reason="there is no perl")
 @pytest.mark.skipif(not REFERENCE, reason="KSYM_REFERENCE names no folder with FlameGraph")
-@pytest.mark.parametrize("path", corpus("fg-*"))
+@pytest.mark.parametrize("path", corpus())
 def test_as_stackcollapse_perf_does_it_here(path: Path) -> None:
     program = os.path.join(REFERENCE, "FlameGraph", "stackcollapse-perf.pl")
     text = path.read_bytes().rstrip(b"\n") + b"\n\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,15 +18,11 @@ from ksym_plugin.timeline.errors import KsymError
 if TYPE_CHECKING:
     from typing import Any
 
-CASES = Path(__file__).resolve().parents[3].parent / "shared" / "cases" / "cases.jsonl"
-
-
-def case(name: str) -> str:
-    if not CASES.exists():
-        pytest.skip("the cases are not beside this checkout")
-    with open(CASES, encoding="utf-8") as file:
-        found = [entry for entry in map(json.loads, file) if entry["id"] == name]
-    return str(found[0]["input_sketch"])
+#: py-spy 0.3's raw format with --subprocesses: command lines are frames, with what they hold.
+RAW = b"""\
+process 20:"sh -c true; a 1";process 22:"python3 job.py -f";<module> (job.py:4);go (lib/it.py:9) 17
+process 22:"python3 job.py";thread (0x7F00BB): Worker-1 thread_2;loop (worker.py:310) 3
+"""
 
 
 def frame(name: str, file: str = "/x/a.py", line: int | None = 3) -> dict[str, Any]:
@@ -41,25 +36,26 @@ def document(
     return {"profiles": [profile], "shared": {"frames": frames}, "exporter": "py-spy@0.4.3"}
 
 
-def test_e01_command_lines_are_one_frame_each() -> None:
-    counts = folded(case("e01-raw-process-frames").encode().splitlines()).counts
+def test_command_lines_are_one_frame_each() -> None:
+    counts = folded(RAW.splitlines()).counts
     (first, _), (second, _) = counts.items()
     assert [*counts.values()] == [17, 3]
     assert len(first.split(";")) == 4
-    assert first.split(";")[0] == 'process 10:"bash -c a: b 7"'
+    assert first.split(";")[0] == 'process 20:"sh -c true: a 1"'
     assert second.split(";")[1:] == [
-        "thread (0x7F00AA): Pool-1 thread_2",
-        "run (threading.py:1010)",
+        "thread (0x7F00BB): Worker-1 thread_2",
+        "loop (worker.py:310)",
     ]
 
 
-def test_e03_thread_and_process_are_read_from_a_profile_s_name() -> None:
-    text = case("e03-speedscope-thread-names")
-    title = json.loads(text)["profiles"][0]["name"]
+def test_thread_and_process_are_read_from_a_profile_s_name() -> None:
+    title = 'Process 12 Thread 140001 "Main \\"x\\""'
     told = pyspy.thread_name(title)
     assert told is not None
     assert (told.pid, told.tid, told.name) == (12, 140001, 'Main "x"')
-    (thread,) = pyspy.parse(pyspy.load(text.encode())).threads.values()
+    frames = [frame("<module>", line=None), frame("f")]
+    whole = json.dumps(document(frames, [[0, 1], [0]], title)).encode()
+    (thread,) = pyspy.parse(pyspy.load(whole)).threads.values()
     assert (thread.pid, thread.tid, thread.name) == (12, 140001, 'Main "x"')
     assert [stack.python for stack in thread.samples] == [
         ("<module> (/x/a.py)", "f (/x/a.py)"),
