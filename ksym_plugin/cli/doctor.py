@@ -155,7 +155,7 @@ def _history(explicit: str | None) -> Check:
 
 
 def _state_of(history: History) -> Check:
-    boot = locate.choose_boot(history, identity.boot_id())
+    boot = locate.choose_boot(history.boots())
     if boot is None:
         return Check("history", False, f"{history.path} is empty", "fill it with: ksym record")
     past = history.past(boot)

@@ -11,7 +11,6 @@ import click
 
 from ksym_plugin.cli.output import say
 from ksym_plugin.history import locate
-from ksym_plugin.history.reader import History
 from ksym_plugin.kernel import debuginfod, identity, snapshot
 from ksym_plugin.kernel.clocks import (
     BOOTTIME,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO
 
-    from ksym_plugin.history.reader import Past
+    from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.timeline.timeline import Answer
@@ -98,7 +97,7 @@ def kallsyms(needed: bool) -> Kallsyms | None:
 
 
 @contextlib.contextmanager
-def past(explicit: str | None) -> Iterator[Past | None]:
+def past(explicit: str | None) -> Iterator[BootHistory | None]:
     """What the history holds of one boot, this system's if it can be; None without any.
 
     Says which boot that is where there are several, and what the history lacks.
@@ -107,24 +106,15 @@ def past(explicit: str | None) -> Iterator[Past | None]:
     if path is None:
         yield None
         return
-    with History(path) as history:
-        boot = locate.choose_boot(history, identity.boot_id())
-        if boot is None:
-            raise HistoryError(f"{path} holds nothing yet", "record into it with: ksym record")
-        notice = locate.choice_notice(history, boot)
-        if notice:
-            say(notice)
-        known = history.past(boot)
-        for warning in known.warnings():
-            say(f"{path}: {warning}")
+    with locate.open_boot(path, say) as known:
         yield known
 
 
-def is_of_this_boot(known: Past) -> bool:
+def is_of_this_boot(known: BootHistory) -> bool:
     return known.boot.boot_id == identity.boot_id()
 
 
-def moment(known: Past, at: int | None, clock: str | None) -> int:
+def moment(known: BootHistory, at: int | None, clock: str | None) -> int:
     """The time asked for in CLOCK_MONOTONIC ns: by default the end of what is covered."""
     if at is not None:
         return known.clock_map().to_monotonic(clock or PERF, at)
@@ -166,7 +156,7 @@ lines = click.option(
 def open_image(
     path: str | None,
     with_lines: bool,
-    known: Past | None,
+    known: BootHistory | None,
     statics: Kallsyms | None,
     stack: contextlib.ExitStack,
 ) -> tuple[Image | None, ImageLines | None]:
@@ -317,8 +307,8 @@ def renamer(
             "the text's times are on a clock that a history cannot place",
             "record with: perf record -k CLOCK_MONOTONIC",
         )
-    with History(path) as opened_history:
-        past = _past(opened_history, text, tell)
+    origin = locate.Origin("text", release=text.release, host=text.host)
+    with locate.open_boot(path, tell, origin) as past:
         is_here = is_of_this_boot(past)
         yield Renamer(
             past,
@@ -329,14 +319,7 @@ def renamer(
         )
 
 
-def _past(history: History, text: Text, tell: Callable[[str], None]) -> Past:
-    """The record of the boot that the text can be from."""
-    here = identity.boot_id()
-    boot = locate.choose_boot(history, here, release=text.release, host=text.host)
-    return locate.record_of(history, boot, "text", tell)
-
-
-def _follower(past: Past) -> Callable[[int], tuple[int, ClockMap]] | None:
+def _follower(past: BootHistory) -> Callable[[int], tuple[int, ClockMap]] | None:
     """For a history that is being written: waits until it covers a time."""
     if not any(session.writing for session in past.sessions):
         return None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ksym_plugin.history.details import Programs
-    from ksym_plugin.history.reader import Past
+    from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.timeline.symbols import Reason
     from ksym_plugin.timeline.timeline import Timeline
@@ -63,7 +63,7 @@ def command(
     the instruction; in a chain, callers with that of the call.
     """
     with inputs.past(history) as known, contextlib.ExitStack() as stack:
-        past: Past | inputs.Unrecorded | Timeline | None
+        past: BootHistory | inputs.Unrecorded | Timeline | None
         programs: Programs | LiveLines = LiveLines()
         if known is not None:
             time_ns, statics = _recorded(known, at, clock, vmlinux is not None)
@@ -99,7 +99,7 @@ def _located(
 
 
 def _recorded(
-    known: Past, at: int | None, clock: str | None, has_image: bool
+    known: BootHistory, at: int | None, clock: str | None, has_image: bool
 ) -> tuple[int, Kallsyms | None]:
     """The time, and the static names if they are of the same boot."""
     time_ns = inputs.moment(known, at, clock)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-    from ksym_plugin.history.reader import Past, Session
+    from ksym_plugin.history.reader import BootHistory, Session
     from ksym_plugin.timeline.symbols import Lifetime
 
 _ROW = "{:18}  {:>6}  {:>7}  {:24}  {:24}  {}"
@@ -79,7 +79,7 @@ def _show_live(past_wanted: bool, clock: str | None, as_json: bool, pattern: str
     write_lines(_table(found, dial))
 
 
-def _chosen(known: Past, time_ns: int | None, pattern: str) -> list[Lifetime]:
+def _chosen(known: BootHistory, time_ns: int | None, pattern: str) -> list[Lifetime]:
     if time_ns is not None:
         return [life for life in known.live(time_ns) if _matches(life, pattern)]
     return [life for life in known.lifetimes(_like(pattern)) if _matches(life, pattern)]
@@ -99,7 +99,7 @@ def _like(pattern: str) -> str:
     return "%" if "[" in glob else glob.replace("*", "%").replace("?", "_")
 
 
-def _head(known: Past, dial: Dial, time_ns: int | None) -> Iterator[str]:
+def _head(known: BootHistory, dial: Dial, time_ns: int | None) -> Iterator[str]:
     """What the history covers, and what it does not."""
     yield f"history of {describe(known.boot)}, times on the {dial.clock} clock"
     for session in known.sessions:
@@ -141,7 +141,7 @@ def _kind(life: Lifetime) -> str:
 
 
 def _document(
-    known: Past, dial: Dial, time_ns: int | None, found: Iterable[Lifetime]
+    known: BootHistory, dial: Dial, time_ns: int | None, found: Iterable[Lifetime]
 ) -> dict[str, Any]:
     boot = known.boot
     return {
@@ -178,7 +178,7 @@ def _document(
     }
 
 
-def _details(known: Past, dial: Dial, life: Lifetime) -> dict[str, Any]:
+def _details(known: BootHistory, dial: Dial, life: Lifetime) -> dict[str, Any]:
     """What is known of the program a symbol is of, if anything is."""
     program = known.programs.of(life)
     if program is None:

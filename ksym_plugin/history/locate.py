@@ -1,25 +1,26 @@
-"""Which history to use, and which boot in it."""
+"""Which history to use, and which boot in it: finding and opening it for a reader."""
 
 from __future__ import annotations
 
 import os
 import time
 
+from ksym_plugin.history.reader import History
+from ksym_plugin.kernel import identity
 from ksym_plugin.timeline.errors import HistoryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Final
 
-    from ksym_plugin.history.reader import Boot, History, Past
+    from ksym_plugin.history.reader import Boot, BootHistory
 
 #: Names a history for every command of a shell or a service.
-VARIABLE: Final = "KSYM_HISTORY"
+VARIABLE = "KSYM_HISTORY"
 #: What ``ksym record`` writes, and what is looked for beside a perf.data.
-BESIDE: Final = "ksym.db"
+BESIDE = "ksym.db"
 #: What the recorder writes that runs as a service.
-SYSTEM: Final = "/var/lib/ksym/history.db"
+SYSTEM = "/var/lib/ksym/history.db"
 
 
 def find(explicit: str | None, data_path: str | None) -> str | None:
@@ -50,31 +51,49 @@ def _is_there(path: str) -> bool:
     return True
 
 
-def choose_boot(
-    history: History,
-    boot_id: str | None = None,
-    build_id: str | None = None,
-    release: str | None = None,
-    host: str | None = None,
-    text_start: int | None = None,
-) -> Boot | None:
-    """The boot that data of such a kernel and host can come from, the newest of several.
+class Origin:
+    """What is known of the kernel that data is from; None for what is not.
 
-    What is None is not known. A boot whose kernel or host differ from what is known is
-    never chosen: its names would be wrong. ``text_start`` is the address of ``_text``,
-    which differs from boot to boot with KASLR. ``boot_id`` is a preference only: the boot of
-    this system if it fits, else another. None if no boot fits.
+    ``data`` is what errors call the data. ``text_start`` is the address of ``_text``, which
+    differs from boot to boot with KASLR. ``this_boot_only`` says that the data is of no use
+    to any other boot.
     """
-    wanted = (build_id, release, host, text_start)
-    fitting = [
-        boot
-        for boot in history.boots()
-        if all(
-            want is None or has is None or want == has
-            for want, has in zip(wanted, (boot.build_id, boot.release, boot.host, boot.text_start))
-        )
-    ]
-    of_this_system = [boot for boot in fitting if boot.boot_id == boot_id]
+
+    __slots__ = ("build_id", "data", "host", "release", "text_start", "this_boot_only")
+
+    def __init__(
+        self,
+        data: str,
+        build_id: str | None = None,
+        release: str | None = None,
+        host: str | None = None,
+        text_start: int | None = None,
+        this_boot_only: bool = False,
+    ) -> None:
+        self.data = data
+        self.build_id = build_id
+        self.release = release
+        self.host = host
+        self.text_start = text_start
+        self.this_boot_only = this_boot_only
+
+    def fits(self, boot: Boot) -> bool:
+        """Whether nothing that is known of both differs."""
+        here = (self.build_id, self.release, self.host, self.text_start)
+        there = (boot.build_id, boot.release, boot.host, boot.text_start)
+        return all(one is None or other is None or one == other for one, other in zip(here, there))
+
+
+def choose_boot(boots: list[Boot], origin: Origin | None = None) -> Boot | None:
+    """The boot that data of ``origin`` can be from, the newest of several.
+
+    A boot whose kernel or host differ from what is known is never chosen: its names would
+    be wrong. The boot of this system is preferred where it fits. None if no boot fits.
+    """
+    fitting = [boot for boot in boots if origin is None or origin.fits(boot)]
+    of_this_system = [boot for boot in fitting if boot.boot_id == identity.boot_id()]
+    if origin is not None and origin.this_boot_only:
+        fitting = of_this_system
     chosen = of_this_system or fitting
     return chosen[-1] if chosen else None
 
@@ -84,29 +103,37 @@ def describe(boot: Boot) -> str:
     return f"{boot.host}, Linux {boot.release}, boot {boot.boot_id[:8]}"
 
 
-def choice_notice(history: History, chosen: Boot) -> str:
-    """One sentence on which boot was taken, empty where the file holds no other."""
-    number = len(history.boots())
-    if number < 2:
-        return ""
-    return f"{history.path} holds {number} boots; this is about {describe(chosen)}"
+def open_boot(path: str, tell: Callable[[str], None], origin: Origin | None = None) -> BootHistory:
+    """What a history holds of the boot that data is from: the caller's to close.
 
-
-def record_of(history: History, boot: Boot | None, data: str, tell: Callable[[str], None]) -> Past:
-    """The record of the boot that ``data`` was found to be from, up to now.
-
-    ``tell`` is given what a user must know of it, a sentence each. HistoryError for no boot.
+    For data it is complete up to now: a recorder at work is waited for. Without an
+    ``origin`` it is that of this system's boot, or of the newest. ``tell`` is given what a
+    user must know of it, a sentence each: which of several boots it is, and what is missing.
+    HistoryError if the file cannot be used, or holds no such boot.
     """
-    if boot is None:
-        raise HistoryError(
-            f"{history.path} has no record of the kernel this {data} is from",
-            "name the history that was recorded beside it with -H",
-        )
-    notice = choice_notice(history, boot)
-    if notice:
-        tell(notice)
-    past = history.past(boot)
-    past.wait_covered(time.monotonic_ns())
-    for warning in past.warnings():
-        tell(f"{history.path}: {warning}")
-    return past
+    history = History(path)
+    try:
+        boots = history.boots()
+        boot = choose_boot(boots, origin)
+        if boot is None:
+            raise _no_boot(path, origin)
+        if len(boots) > 1:
+            tell(f"{path} holds {len(boots)} boots; this is about {describe(boot)}")
+        recorded = history.past(boot)
+        if origin is not None:
+            recorded.wait_covered(time.monotonic_ns())
+        for warning in recorded.warnings():
+            tell(f"{path}: {warning}")
+    except BaseException:
+        history.close()
+        raise
+    return recorded
+
+
+def _no_boot(path: str, origin: Origin | None) -> HistoryError:
+    if origin is None:
+        return HistoryError(f"{path} holds nothing yet", "record into it with: ksym record")
+    return HistoryError(
+        f"{path} has no record of the kernel this {origin.data} is from",
+        "name the history that was recorded beside it with -H",
+    )

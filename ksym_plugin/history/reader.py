@@ -124,7 +124,7 @@ _POLLING: Final = "polling"
 _FOREVER: Final = (1 << 63) - 1
 
 
-class Past:
+class BootHistory:
     """What was recorded of one boot; reads from the file what it is asked for.
 
     ``at`` answers as Timeline.at does, and OUTSIDE_HISTORY where no session covers the
@@ -185,6 +185,16 @@ class Past:
         self._bare_starts = [since for since, _ in self._bare]
         for since, until in self._bare:
             self._timeline.apply(Loss(since, until, "not recorded"))
+
+    def close(self) -> None:
+        """Close the file, for whoever opened it for this alone; idempotent."""
+        self._database.close()
+
+    def __enter__(self) -> BootHistory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def wait_covered(self, until: int) -> None:
         """If a recorder is at work, let it commit what happened before ``until``.
@@ -419,6 +429,6 @@ class History:
             for row, boot_id, host, release, build_id, text in rows
         ]
 
-    def past(self, boot: Boot) -> Past:
+    def past(self, boot: Boot) -> BootHistory:
         """Everything recorded in one boot."""
-        return Past(self._database, self.path, boot)
+        return BootHistory(self._database, self.path, boot)

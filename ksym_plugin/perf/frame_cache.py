@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ksym_plugin.history.reader import Past
+    from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.perf.namer import Tally
     from ksym_plugin.perf.session import Live
     from ksym_plugin.timeline.symbols import Reason
@@ -64,7 +64,7 @@ class PassingFrames:
 
     __slots__ = ("_kept", "_past", "_tally")
 
-    def __init__(self, past: Past | Live | None, tally: Tally) -> None:
+    def __init__(self, past: BootHistory | Live | None, tally: Tally) -> None:
         self._past = past
         self._tally = tally
         self._kept: dict[int, _Repeated] = {}

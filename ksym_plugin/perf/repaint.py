@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from ksym_plugin.kernel.clocks import ClockMap
     from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.perf.text import Header
-    from ksym_plugin.timeline.resolver import Past
+    from ksym_plugin.timeline.resolver import Lookup
 
     #: The running system, asked for once and only if a frame wants it.
-    Running = Callable[[], tuple[Optional[Past], Optional[Kallsyms]]]
+    Running = Callable[[], tuple[Optional[Lookup], Optional[Kallsyms]]]
 
 #: Why a frame keeps its name or has none, of perf script text alone.
 COARSE = Reason("two symbols followed each other here within what perf prints of the time")
@@ -113,7 +113,7 @@ class Renamer:
 
     def __init__(
         self,
-        past: Past | None = None,
+        past: Lookup | None = None,
         clocks: ClockMap | None = None,
         clock: str | None = None,
         running: Running | None = None,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.timeline import Answer
 
     class Recorded(Protocol):
-        """What a history holds of one boot (``past.Past``)."""
+        """What a history holds of one boot (``history.reader.BootHistory``)."""
 
         @property
         def extent(self) -> int: ...

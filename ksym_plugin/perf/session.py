@@ -6,7 +6,6 @@ import os
 import sys
 
 from ksym_plugin.history import locate
-from ksym_plugin.history.reader import History
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import clock_of_attr
 from ksym_plugin.kernel.kallsyms import Kallsyms
@@ -19,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ksym_plugin.history.reader import Boot, Past
+    from ksym_plugin.history.reader import Boot, BootHistory
     from ksym_plugin.kernel.clocks import ClockMap
     from ksym_plugin.kernel.dwarf import ImageLines
     from ksym_plugin.kernel.elf import Image
@@ -135,34 +134,24 @@ class Session:
     def __init__(self, is_this_boot: bool) -> None:
         #: Whether the data can be of the running kernel.
         self.is_this_boot = is_this_boot
-        self.past: Past | Live | None = None
+        self.past: BootHistory | Live | None = None
         self.clock_map: ClockMap | None = None
         #: The source lines of BPF programs.
         self.lines: Lines = _NoLines()
         #: The boot in the history, if there is one.
         self.boot: Boot | None = None
-        self._history: History | None = None
+        self._history: BootHistory | None = None
 
-    def adopt(self, history: History, recorded: Recorded) -> None:
-        """Take the record of the boot that the data is from; the history is ours to close."""
-        boot = locate.choose_boot(
-            history,
-            identity.boot_id(),
-            recorded.build_id,
-            recorded.release,
-            recorded.host,
-            recorded.text_start,
-        )
+    def adopt(self, path: str, recorded: Recorded) -> None:
+        """Take the record of the boot that the data is from."""
+        facts = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
         # Without a header anything would fit; a live pipe is of this boot, if of any.
-        told = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
-        anonymous = all(fact is None for fact in told)
-        if boot is not None and anonymous and boot.boot_id != identity.boot_id():
-            boot = None
-        self.past = locate.record_of(history, boot, "perf.data", say)
-        self.clock_map = self.past.clock_map()
-        self.lines = self.past.programs
-        self.boot = boot
-        self._history = history
+        is_anonymous = all(fact is None for fact in facts)
+        origin = locate.Origin("perf.data", *facts, this_boot_only=is_anonymous)
+        opened = self.past = self._history = locate.open_boot(path, say, origin)
+        self.clock_map = opened.clock_map()
+        self.lines = opened.programs
+        self.boot = opened.boot
 
     def ask_live(self) -> None:
         """Without a history: what is loaded now was there ever since it was loaded."""
@@ -202,12 +191,7 @@ def open_session(explicit: str | None, data_path: str | None, recorded: Recorded
     if path is None:
         known.ask_live()
         return known
-    history = History(path)
-    try:
-        known.adopt(history, recorded)
-    except BaseException:
-        history.close()
-        raise
+    known.adopt(path, recorded)
     return known
 
 

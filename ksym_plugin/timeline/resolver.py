@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.symbols import Lifetime
     from ksym_plugin.timeline.timeline import Answer
 
-    class Past(Protocol):
+    class Lookup(Protocol):
         """Who was where, when: a Timeline, or what a history holds of one boot."""
 
         @property
@@ -69,7 +69,7 @@ class Resolver:
     ``past`` and ``kallsyms`` may each be missing; with neither, nothing has a name.
     """
 
-    def __init__(self, past: Past | None = None, kallsyms: Statics | None = None) -> None:
+    def __init__(self, past: Lookup | None = None, kallsyms: Statics | None = None) -> None:
         self._past = past
         self._kallsyms = kallsyms
         self._fixed: dict[int, Frame | Reason] = {}

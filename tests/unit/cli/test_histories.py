@@ -8,13 +8,14 @@ import os
 import pytest
 
 from ksym_plugin.history import locate
-from ksym_plugin.history.reader import History
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
+from ksym_plugin.timeline.errors import HistoryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
 
 @pytest.fixture
@@ -66,45 +67,59 @@ BOOTS = (
 
 
 @pytest.fixture
-def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> History:
+def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A history of three boots, none of them this system's."""
     path = str(tmp_path / "several.db")
     for number, values in enumerate(BOOTS):
         names = ("boot_id", "build_id", "release", "hostname")
         for name, value in zip(names, values):
             monkeypatch.setattr(identity, name, lambda value=value: value)
         HistoryWriter(path, "made up", number, None).close(number + 10)
-    return History(path)
+    monkeypatch.setattr(identity, "boot_id", lambda: "of no boot there")
+    return path
 
 
 @pytest.mark.parametrize(
-    "known, chosen",
+    "here, known, chosen",
     [
-        ({}, "third"),
-        ({"boot_id": "first"}, "first"),
-        ({"boot_id": "of no boot here"}, "third"),
-        ({"build_id": "aa"}, "first"),
-        ({"build_id": "bb"}, "third"),
-        ({"build_id": "bb", "host": "here"}, "second"),
-        ({"release": "6.12.0", "boot_id": "second"}, "second"),
+        ("", {}, "third"),
+        ("first", {}, "first"),
+        ("", {"build_id": "aa"}, "first"),
+        ("", {"build_id": "bb"}, "third"),
+        ("", {"build_id": "bb", "host": "here"}, "second"),
+        ("second", {"release": "6.12.0"}, "second"),
         # The data are of another kernel: this system's boot must not name them.
-        ({"build_id": "bb", "boot_id": "first"}, "third"),
-        ({"build_id": "cc"}, None),
-        ({"host": "nowhere", "boot_id": "first"}, None),
+        ("first", {"build_id": "bb"}, "third"),
+        ("", {"build_id": "cc"}, None),
+        ("first", {"host": "nowhere"}, None),
+        ("second", {"this_boot_only": True}, "second"),
+        ("", {"this_boot_only": True}, None),
     ],
 )
-def test_the_boot_that_fits(several: History, known: dict[str, str], chosen: str | None) -> None:
-    with several:
-        boot = locate.choose_boot(several, **known)
-        assert (boot and boot.boot_id) == chosen
+def test_the_boot_that_fits(
+    several: str,
+    here: str,
+    known: dict[str, Any],
+    chosen: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(identity, "boot_id", lambda: here)
+    origin = locate.Origin("text", **known)
+    if chosen is None:
+        with pytest.raises(HistoryError, match="no record of the kernel this text is from"):
+            locate.open_boot(several, print, origin)
+        return
+    with locate.open_boot(several, print, origin) as recorded:
+        assert recorded.boot.boot_id == chosen
 
 
-def test_it_is_said_which_of_several(several: History, tmp_path: Path) -> None:
-    with several:
-        boot = locate.choose_boot(several)
-        assert boot is not None
-        notice = locate.choice_notice(several, boot)
+def test_it_is_said_which_of_several(several: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    locate.open_boot(several, told.append).close()
+    (notice,) = told
     assert "3 boots" in notice and "there" in notice and "6.12.0" in notice
+    told.clear()
     path = str(tmp_path / "one.db")
     HistoryWriter(path, "made up", 0, None).close(1)
-    with History(path) as history:
-        assert locate.choice_notice(history, history.boots()[0]) == ""
+    locate.open_boot(path, told.append).close()
+    assert told == []

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.history.reader import Boot, History, Past
+from ksym_plugin.history.reader import Boot, BootHistory, History
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import Instant
@@ -60,7 +60,7 @@ def record(path: str, changes: list, started: int = 0, covered: int = FOREVER) -
     return timeline
 
 
-def only_past(history: History) -> Past:
+def only_past(history: History) -> BootHistory:
     (boot,) = history.boots()
     return history.past(boot)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.history.reader import History, Past
+from ksym_plugin.history.reader import BootHistory, History
 from ksym_plugin.history.schema import query
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.kallsyms import Kallsyms
@@ -62,7 +62,7 @@ class Kept:
         self.writer.note(lifetime)
 
 
-def past_of(history: History) -> Past:
+def past_of(history: History) -> BootHistory:
     return history.past(history.boots()[-1])
 
 

@@ -6,7 +6,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from ksym_plugin.history.reader import History, Past
+from ksym_plugin.history.reader import BootHistory, History
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.bpf_lines import digest_of
 from ksym_plugin.timeline.packed import pack_lines
@@ -59,11 +59,11 @@ class Kept:
         self.writer.note(lifetime)
 
 
-def past_of(history: History) -> Past:
+def past_of(history: History) -> BootHistory:
     return history.past(history.boots()[-1])
 
 
-def at(past: Past, address: int, time: int) -> Lifetime:
+def at(past: BootHistory, address: int, time: int) -> Lifetime:
     lifetime = past.at(address, time)[0]
     assert lifetime is not None
     return lifetime

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import pytest
 
 from ksym_plugin.history import recorder as recorder_module
-from ksym_plugin.history.reader import History, Past
+from ksym_plugin.history.reader import BootHistory, History
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.schema import HEARTBEAT
 from ksym_plugin.history.writer import HistoryWriter
@@ -148,7 +148,7 @@ class Stage:
     def snapshots(self) -> int:
         return self.kernel.calls.count("snapshot")
 
-    def past(self) -> Past:
+    def past(self) -> BootHistory:
         if hasattr(self, "history"):
             self.history.close()
         self.history = History(self.path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.history.reader import History, Past
+from ksym_plugin.history.reader import BootHistory, History
 from ksym_plugin.history.schema import HEARTBEAT
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
@@ -64,7 +64,7 @@ def child(path: str) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def only_past(history: History) -> Past:
+def only_past(history: History) -> BootHistory:
     (boot,) = history.boots()
     return history.past(boot)
 
