@@ -5,7 +5,6 @@ They end when this process does, however it ends: py-spy may not hold a process 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -183,7 +182,8 @@ def run_promptly() -> None:
     process that sleeps nearly always: the kernel's bandwidth limit for real-time tasks
     holds (sched_rt_runtime_us), and children do not inherit it. Needs CAP_SYS_NICE.
     """
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(
-            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_LOWEST_REALTIME)
-        )
+    how = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+    try:
+        os.sched_setscheduler(0, how, os.sched_param(_LOWEST_REALTIME))
+    except OSError:
+        return

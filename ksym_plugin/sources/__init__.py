@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
@@ -18,12 +16,15 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 
-class Attempt(NamedTuple):
+class Attempt:
     """A source that did not start: why, and what to do about it."""
 
-    name: str
-    problem: str
-    remedy: str
+    __slots__ = ("name", "problem", "remedy")
+
+    def __init__(self, name: str, problem: str, remedy: str) -> None:
+        self.name = name
+        self.problem = problem
+        self.remedy = remedy
 
 
 def _kprobe(ring_bytes: int | None) -> Source:
