@@ -11,7 +11,7 @@ import click
 from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.perf import text as grammar
-from ksym_plugin.perf.fold import Folder, Options, Style, Sums
+from ksym_plugin.perf.fold import Folder, Options, Sums
 from ksym_plugin.perf.repaint import decode_name
 from ksym_plugin.timeline.errors import KsymError
 
@@ -228,13 +228,16 @@ def command(
     frames are repaired first, as by ksym annotate, whose output is taken as well.
     """
     how = Options(
-        Style(kernel or every, jit or every, addrs, bpf),
-        pid,
-        tid,
-        event.encode("utf-8", "surrogateescape") if event else None,
-        srcline,
-        inline,
-        context,
+        kernel=kernel or every,
+        bpf=bpf,
+        jit=jit or every,
+        addrs=addrs,
+        pid=pid,
+        tid=tid,
+        event=event.encode("utf-8", "surrogateescape") if event else None,
+        srcline=srcline,
+        inline=inline,
+        context=context,
     )
     with inputs.open_text(file) as text, inputs.renamer(text, history, clock) as renamer:
         folder = Folder(how, renamer)

@@ -1,7 +1,7 @@
 """``perf script`` text to folded stacks: ``task;root;…;leaf count``, one line a stack.
 
-Frames come again and again, so how a line is spelled is kept, and a sample of known lines
-is a few look-ups and a join.
+The same frames come again and again. So a line is kept with its part of a folded stack,
+and a sample of known lines is a few look-ups and a join.
 """
 
 from __future__ import annotations
@@ -22,14 +22,55 @@ if TYPE_CHECKING:
     from ksym_plugin.perf.repaint import Renamer
     from ksym_plugin.perf.text import FrameLine
 
+_KERNEL_HALF_DIGITS = b"89abcdef"
+_BPF_DSO = b"[bpf]"
+_ANONYMOUS = b"(anonymous namespace)"
+#: A just-in-time compiler's inlined functions: ``A->B->C``; C++ has an operator of that name.
+_INLINING = re.compile(rb"(?<!operator)->")
+#: Brackets, and C++'s operators that are written with some.
+_BRACKET = re.compile(rb"operator(?:->\*?|<=>|<<=?|>>=?|[<>]=?)|[<>(){}\[\]]")
+_OPENING = frozenset(b"<({[")
+_MODULE_FILE = re.compile(rb"\.ko(?:\.[a-z0-9]{2,4})?\Z")
+_IMAGE_FILE = re.compile(rb"vmlinux[A-Za-z0-9._-]*\Z")
+_JIT_FILE = re.compile(rb"/tmp/perf-[0-9]+\.map|/jitted-[^/]*\.so\Z")
+#: What separates stacks, and C0: a folded file has one stack a line.
+CONTROLS = bytes.maketrans(bytes(range(32)) + b";", b" " * 32 + b":")
+_QUOTES = b"\"'"
+_BRACKETED = re.compile(rb"\[[^\]]*\]")
+#: A frame as perf aligns it: the parts besides its address and offset, if it has one.
+_FUNCTION = re.compile(
+    rb"\t *[0-9a-f]+(?<=\t.{16}) (?:(.*\S)\+0x[0-9a-f]+( \(.*\))|(.*\)))", re.DOTALL
+)
+#: Digits of a period at the most.
+_LONGEST_COUNT = 18
 #: What has no file that addr2line could read.
 _NO_FILE = re.compile(rb"perf-\d+.map|kernel\.|\[[^\]]+\]")
 #: A line of nm; one without an address is of another file.
 _SYMBOL = re.compile(rb"([0-9a-f]+) \S (.*)")
 _DISCRIMINATOR = re.compile(rb" \(discriminator \S+\)")
-_NOTHING = (b"", b"??", b"??:??:0")
-#: It reads whole debug information; some programs have gigabytes of it.
+#: What addr2line prints of an address that it knows nothing of.
+_NO_ANSWER = (b"", b"??", b"??:??:0")
+#: addr2line reads whole debug information; some programs have gigabytes of it.
 _SECONDS = 120
+
+
+class Options:
+    """How to fold; by default as stackcollapse-perf.pl does.
+
+    ``kernel``, ``bpf`` and ``jit`` mark such frames with ``_[k]``, ``_[b]`` and ``_[j]``; BPF
+    frames are the kernel's without ``bpf``. ``addrs`` keeps the addresses of frames without
+    a symbol. ``pid`` and ``tid`` tell tasks of one name apart. ``event`` is the only one
+    counted, None for the first that comes. ``srcline`` says that a line with the source
+    follows each frame (perf script -F +srcline). ``inline`` asks addr2line what was inlined,
+    with ``context`` also for source lines.
+    """
+
+    kernel = bpf = jit = addrs = pid = tid = srcline = inline = context = False
+    event: bytes | None = None
+
+    def __init__(self, **chosen: bool | bytes | None) -> None:
+        for name, value in chosen.items():
+            setattr(self, name, value)
 
 
 class Inliner:
@@ -44,15 +85,17 @@ class Inliner:
         file = frame.dso or b""
         if _NO_FILE.search(file) or not os.path.isfile(file):
             return b""
-        answer = _ask("addr2line", "-a", b"0x" + frame.digits, "-e", file, "-i", "-f", "-s", "-C")
+        answer = _output_of(
+            "addr2line", "-a", b"0x" + frame.digits, "-e", file, "-i", "-f", "-s", "-C"
+        )
         if b"??\n??:0" in answer and frame.offset:
             # The address is the process's, not the file's: go by the symbol.
             start = self._table(file).get(frame.name)
             if start is not None:
                 place = b"%#x" % (start + int(frame.offset, 16))
-                answer = _ask("addr2line", "-a", place, "-e", file, "-i", "-f", "-s", "-C")
+                answer = _output_of("addr2line", "-a", place, "-e", file, "-i", "-f", "-s", "-C")
         joined = b";".join(reversed(self._functions(answer)))
-        return b"" if joined in _NOTHING else joined
+        return b"" if joined in _NO_ANSWER else joined
 
     def _functions(self, answer: bytes) -> list[bytes]:
         """Function and place take turns, behind the address; the innermost comes first."""
@@ -66,15 +109,15 @@ class Inliner:
         table = self._symbols.get(file)
         if table is None:
             table = self._symbols[file] = {}
-            for line in _ask("nm", "--", file).splitlines():
+            for line in _output_of("nm", "--", file).splitlines():
                 found = _SYMBOL.fullmatch(line)
                 if found is not None:
                     table.setdefault(found[2], int(found[1], 16))
         return table
 
 
-def _ask(*words: str | bytes) -> bytes:
-    """What a program prints; nothing if it cannot."""
+def _output_of(*words: str | bytes) -> bytes:
+    """What a program prints; nothing if it cannot be run."""
     try:
         done = subprocess.run(
             words,
@@ -89,40 +132,7 @@ def _ask(*words: str | bytes) -> bytes:
     return done.stdout
 
 
-_KERNEL_HALF_DIGITS = b"89abcdef"
-_BPF_DSO = b"[bpf]"
-_ANONYMOUS = b"(anonymous namespace)"
-#: A just-in-time compiler's inlined functions: ``A->B->C``; C++ has an operator of that name.
-_INLINING = re.compile(rb"(?<!operator)->")
-#: Brackets, and C++'s operators that are spelled with some.
-_BRACKET = re.compile(rb"operator(?:->\*?|<=>|<<=?|>>=?|[<>]=?)|[<>(){}\[\]]")
-_OPENING = frozenset(b"<({[")
-_MODULE_FILE = re.compile(rb"\.ko(?:\.[a-z0-9]{2,4})?\Z")
-_IMAGE_FILE = re.compile(rb"vmlinux[A-Za-z0-9._-]*\Z")
-_JIT_FILE = re.compile(rb"/tmp/perf-[0-9]+\.map|/jitted-[^/]*\.so\Z")
-#: What separates stacks, and C0: a folded file has one stack a line.
-CONTROLS = bytes.maketrans(bytes(range(32)) + b";", b" " * 32 + b":")
-_QUOTES = b"\"'"
-
-
-class Style:
-    """What is told of a frame besides its name; all off as stackcollapse-perf.pl has it.
-
-    ``bpf`` gives BPF frames a suffix of their own, ``_[b]``; else they are the kernel's.
-    """
-
-    __slots__ = ("addrs", "bpf", "jit", "kernel")
-
-    def __init__(
-        self, kernel: bool = False, jit: bool = False, addrs: bool = False, bpf: bool = False
-    ) -> None:
-        self.kernel = kernel
-        self.jit = jit
-        self.addrs = addrs
-        self.bpf = bpf
-
-
-def format_frame(frame: FrameLine, style: Style, is_java: bool) -> bytes:
+def format_frame(frame: FrameLine, how: Options, is_java: bool) -> bytes:
     """A frame's part of a folded stack; empty if it has none.
 
     Functions that a JIT compiler has inlined become frames of their own, outermost first.
@@ -133,10 +143,10 @@ def format_frame(frame: FrameLine, style: Style, is_java: bool) -> bytes:
         symbol = UNKNOWN if frame.offset or not dso else b" "
     if symbol.startswith(b"(") and not symbol.startswith(_ANONYMOUS):
         return b""  # A task's name, as old perfs print it.
-    suffix = _suffix(frame, dso, style)
+    suffix = _suffix(frame, dso, how)
     names: list[bytes] = []
     for name in _INLINING.split(symbol):
-        tidy = format_function(_in_file(frame, dso, style) if name == UNKNOWN else name)
+        tidy = format_function(_in_file(frame, dso, how) if name == UNKNOWN else name)
         if is_java and tidy.startswith(b"L") and b"/" in tidy:
             tidy = tidy[1:]
         end = b"_[i]" if names else suffix
@@ -174,18 +184,18 @@ def _without_arguments(name: bytes) -> bytes:
     return name
 
 
-def _in_file(frame: FrameLine, dso: bytes, style: Style) -> bytes:
+def _in_file(frame: FrameLine, dso: bytes, how: Options) -> bytes:
     """A frame without a symbol."""
     file = b"unknown" if dso in (UNKNOWN, b"") else dso.rpartition(b"/")[2]
-    return b"[%s <%s>]" % (file, frame.digits) if style.addrs else b"[%s]" % file
+    return b"[%s <%s>]" % (file, frame.digits) if how.addrs else b"[%s]" % file
 
 
-def _suffix(frame: FrameLine, dso: bytes, style: Style) -> bytes:
-    if style.bpf and is_bpf(frame):
+def _suffix(frame: FrameLine, dso: bytes, how: Options) -> bytes:
+    if how.bpf and is_bpf(frame):
         return b"_[b]"
-    if style.kernel and is_kernel(frame):
+    if how.kernel and is_kernel(frame):
         return b"_[k]"
-    if style.jit and _JIT_FILE.search(dso):
+    if how.jit and _JIT_FILE.search(dso):
         return b"_[j]"
     return b""
 
@@ -216,54 +226,16 @@ def _is_high(frame: FrameLine) -> bool:
     return len(frame.digits) == 16 and frame.digits[0] in _KERNEL_HALF_DIGITS
 
 
-#: A frame as perf aligns it: the parts besides its address and offset, if it has one.
-_FUNCTION = re.compile(
-    rb"\t *[0-9a-f]+(?<=\t.{16}) (?:(.*\S)\+0x[0-9a-f]+( \(.*\))|(.*\)))", re.DOTALL
-)
-#: What is kept of lines: how many, and how long at the most.
-_MOST = 1 << 17
-_KEPT = 1 << 10
-
-
-class Options:
-    """How to fold; by default as stackcollapse-perf.pl does.
-
-    ``event`` is the only one counted, None for the first that comes. ``srcline`` says that
-    a line with the source follows each frame (perf script -F +srcline). ``inline`` asks
-    addr2line what was inlined, with ``context`` also for source lines.
-    """
-
-    __slots__ = ("context", "event", "inline", "pid", "srcline", "style", "tid")
-
-    def __init__(
-        self,
-        style: Style | None = None,
-        pid: bool = False,
-        tid: bool = False,
-        event: bytes | None = None,
-        srcline: bool = False,
-        inline: bool = False,
-        context: bool = False,
-    ) -> None:
-        self.style = style or Style()
-        self.pid = pid
-        self.tid = tid
-        self.event = event
-        self.srcline = srcline
-        self.inline = inline
-        self.context = context
-
-
 class Pieces(dict[bytes, "bytes | None"]):
-    """How a line within a sample is spelled; None for all that has to be looked at.
+    """A line within a sample as it is folded; None for all that has to be looked at.
 
-    A function is sampled at many addresses. Those of its lines differ in two numbers that
-    the spelling lacks, so it is also kept by what is left without them.
+    A function is sampled at many addresses. Its lines differ in two numbers that are not
+    folded, so it is also kept by what is left without them.
     """
 
     def __init__(self, options: Options, is_java: bool) -> None:
         super().__init__()
-        self._style = options.style
+        self._how = options
         self._is_java = is_java
         self._inliner = Inliner(options.context) if options.inline else None
         #: By function, for the lower half of the address space and the upper.
@@ -281,32 +253,21 @@ class Pieces(dict[bytes, "bytes | None"]):
             frame = text.parse(line, False)
             if not isinstance(frame, text.FrameLine):
                 return None
-            piece = self._spelled(frame)
+            piece = self._format(frame)
             if not piece:
                 return None
             # Not if the number belongs to something else, which is the grammar's to say.
             if found is not None and key and (found[3] or frame.name == found[1].lstrip()):
-                if len(functions) >= _MOST:
-                    functions.clear()
-                functions[key] = piece
-        if len(line) <= _KEPT:
-            if len(self) >= _MOST:
-                self.clear()
-            self[line] = piece
+                text.keep(functions, key, piece)
+        text.keep(self, line, piece)
         return piece
 
     def _depends_on_address(self, line: bytes) -> bool:
-        return self._inliner is not None or (self._style.addrs and UNKNOWN in line)
+        return self._inliner is not None or (self._how.addrs and UNKNOWN in line)
 
-    def _spelled(self, frame: text.FrameLine) -> bytes:
+    def _format(self, frame: text.FrameLine) -> bytes:
         piece = self._inliner.expand(frame) if self._inliner is not None else b""
-        return piece or format_frame(frame, self._style, self._is_java)
-
-
-__all__ = ["Folder", "Options", "Sums"]
-
-_BRACKETED = re.compile(rb"\[[^\]]*\]")
-_LONGEST_COUNT = 18
+        return piece or format_frame(frame, self._how, self._is_java)
 
 
 class Sums:
@@ -398,7 +359,7 @@ class Folder:
         return True
 
     def _line_within(self, line: bytes) -> None:
-        """A line of a sample; how it is spelled may be known."""
+        """A line of a sample, which may have been folded before."""
         if self._is_start:  # After a line of blanks: this can be a header.
             self._line(line)
             return

@@ -134,10 +134,9 @@ def _print(stream: IO[bytes], form: str, renamer: Renamer) -> None:
         out.write(annotator.close())
         return
     from ksym_plugin.perf import fold
-    from ksym_plugin.perf.fold import Style
     from ksym_plugin.stacks import flamegraph, folded, speedscope
 
-    folder = fold.Folder(fold.Options(Style(kernel=True, bpf=form != "folded")), renamer)
+    folder = fold.Folder(fold.Options(kernel=True, bpf=form != "folded"), renamer)
     for piece in _pieces(stream):
         folder.feed(piece)
     folder.close()

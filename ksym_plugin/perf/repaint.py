@@ -325,9 +325,6 @@ def encode_name(name: str) -> bytes:
         return name.encode("utf-8", "backslashreplace")
 
 
-#: What is kept of lines: how many, and how long at the most.
-_MOST = 1 << 17
-_KEPT = 1 << 10
 #: A user frame as perf prints it: most of them, at a glance.
 _USER = re.compile(rb"\t *(?:[0-9a-f]{1,15}|[0-7][0-9a-f]{15}) .* \(.*\)", re.DOTALL)
 #: Weighs more than all the frames of any sample.
@@ -354,10 +351,7 @@ class Weights(dict[bytes, int]):
                 return SLOW
         if weight is None:
             return SLOW
-        if len(line) <= _KEPT:
-            if len(self) >= _MOST:
-                self.clear()
-            self[line] = weight
+        text.keep(self, line, weight)
         return weight
 
 

@@ -17,8 +17,50 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    Value = TypeVar("Value")
+
 #: A longer line is no frame and no header: it is passed on before its end has come.
 LONGEST = 1 << 20
+#: Some editors begin a file with it.
+BOM = b"\xef\xbb\xbf"
+UNKNOWN = b"[unknown]"
+#: The dso of a function that was inlined into the frame below it, whose address it has.
+INLINED = b"inlined"
+
+_SECOND = 1_000_000_000
+_BLANKS = b" \t\r\n"
+#: A task's name has 15 bytes at the most; of what looks like a time, the last one that
+#: such a name can stand before is the time.
+_HEADER = re.compile(
+    rb"(?:(.{0,15}\S)[ \t]+)?(-?\d+)(?:/(-?\d+))?[ \t]+(?:\[\d+\][ \t]+)?(\d+)\.(\d{1,9}):(.*)",
+    re.DOTALL,
+)
+#: The same behind a longer name, which other tools write.
+_LATER = re.compile(
+    rb"(?<=[ \t])(-?\d+)(?:/(-?\d+))?[ \t]+(?:\[\d+\][ \t]+)?(\d+)\.(\d{1,9}):(.*)", re.DOTALL
+)
+#: ``perf script -F`` without pid and tid.
+_TIME = re.compile(rb"(?<![^ \t])(\d+)\.(\d{6}|\d{9}):(?![^ \t\r])(.*)", re.DOTALL)
+_EVENT = re.compile(rb"[ \t]*(?:(\d+)[ \t]+)?(\S+):(?:[ \t]+(.*))?\Z", re.DOTALL)
+_RECORD = b"PERF_RECORD_"
+
+_ADDRESS = re.compile(rb"[ \t]*([0-9a-f]{1,16})[ \t]")
+_OFFSET = re.compile(rb"\+0x[0-9a-f]+\Z")
+#: perf right-aligns addresses in 16 columns, after a tab in a callchain.
+_ALIGNED = 17
+#: An address in a payload; shorter numbers there are mostly something else.
+_IN_PAYLOAD = re.compile(rb"(?<![^ \t])[0-9a-f]{9,16}(?=[ \t])")
+#: Of what stands behind times: how many are kept, and how long they may be.
+_MOST_EVENTS = 1 << 10
+_LONGEST_EVENT = 1 << 8
+#: Of lines: how many are kept with what was made of them, and how long they may be.
+_MOST_LINES = 1 << 17
+_LONGEST_KEPT = 1 << 10
+_BRANCH = b" => "
 
 
 class Cutter:
@@ -58,39 +100,12 @@ class Cutter:
         return rest
 
 
-#: Some editors begin a file with it.
-BOM = b"\xef\xbb\xbf"
-UNKNOWN = b"[unknown]"
-#: The dso of a function that was inlined into the frame below it, whose address it has.
-INLINED = b"inlined"
-
-_SECOND = 1_000_000_000
-_BLANKS = b" \t\r\n"
-#: A task's name has 15 bytes at the most; of what looks like a time, the last one that
-#: such a name can stand before is the time.
-_HEADER = re.compile(
-    rb"(?:(.{0,15}\S)[ \t]+)?(-?\d+)(?:/(-?\d+))?[ \t]+(?:\[\d+\][ \t]+)?(\d+)\.(\d{1,9}):(.*)",
-    re.DOTALL,
-)
-#: The same behind a longer name, which other tools write.
-_LATER = re.compile(
-    rb"(?<=[ \t])(-?\d+)(?:/(-?\d+))?[ \t]+(?:\[\d+\][ \t]+)?(\d+)\.(\d{1,9}):(.*)", re.DOTALL
-)
-#: ``perf script -F`` without pid and tid.
-_TIME = re.compile(rb"(?<![^ \t])(\d+)\.(\d{6}|\d{9}):(?![^ \t\r])(.*)", re.DOTALL)
-_EVENT = re.compile(rb"[ \t]*(?:(\d+)[ \t]+)?(\S+):(?:[ \t]+(.*))?\Z", re.DOTALL)
-_RECORD = b"PERF_RECORD_"
-
-_ADDRESS = re.compile(rb"[ \t]*([0-9a-f]{1,16})[ \t]")
-_OFFSET = re.compile(rb"\+0x[0-9a-f]+\Z")
-#: perf right-aligns addresses in 16 columns, after a tab in a callchain.
-_ALIGNED = 17
-#: An address in a payload; shorter numbers there are mostly something else.
-_IN_PAYLOAD = re.compile(rb"(?<![^ \t])[0-9a-f]{9,16}(?=[ \t])")
-#: How much is kept of what stands behind times: how many of them, how long at the most.
-_MOST = 1 << 10
-_KEPT = 1 << 8
-_BRANCH = b" => "
+def keep(cache: dict[bytes, Value], line: bytes, value: Value) -> None:
+    """Keep what was made of a line; not of an endless one, and not of any number of them."""
+    if len(line) <= _LONGEST_KEPT:
+        if len(cache) >= _MOST_LINES:
+            cache.clear()
+        cache[line] = value
 
 
 class Header:
@@ -109,7 +124,7 @@ class Header:
         tid: bytes,
         seconds: bytes,
         fraction: bytes,
-        told: tuple[bytes, bytes, bytes],
+        event: tuple[bytes, bytes, bytes],
     ) -> None:
         self.comm = comm
         #: The process where both are printed, else empty.
@@ -117,7 +132,7 @@ class Header:
         self.tid = tid
         self.seconds = seconds
         self.fraction = fraction
-        self.period, self.event, self.payload = told
+        self.period, self.event, self.payload = event
 
     def window(self) -> tuple[int, int] | None:
         """First and last ns that the time can stand for: perf cuts it off after the last digit."""
@@ -169,12 +184,12 @@ def header(line: bytes) -> Header | None:
                 return _without_time(line)
             seconds, fraction, rest = found.groups()
             comm, pid, tid = line[: found.start()].rstrip(_BLANKS), b"", b""
-    told = event_of(rest)
-    if told is None:
+    event = event_of(rest)
+    if event is None:
         return None
     if tid is None:
         pid, tid = b"", pid
-    return Header(comm or b"", pid, tid, seconds, fraction, told)
+    return Header(comm or b"", pid, tid, seconds, fraction, event)
 
 
 def parse(line: bytes, is_start: bool) -> Header | FrameLine | None:
@@ -226,7 +241,7 @@ def is_source(line: bytes) -> bool:
 
 def event_of(rest: bytes) -> tuple[bytes, bytes, bytes] | None:
     """Period, event and payload of what follows the time; None for a side-band record."""
-    return _known_event_of(rest) if len(rest) <= _KEPT else _read_event(rest)
+    return _cached_event(rest) if len(rest) <= _LONGEST_EVENT else _read_event(rest)
 
 
 def _read_event(rest: bytes) -> tuple[bytes, bytes, bytes] | None:
@@ -240,7 +255,7 @@ def _read_event(rest: bytes) -> tuple[bytes, bytes, bytes] | None:
 
 
 #: Where there is no payload, samples have little of their own here.
-_known_event_of = lru_cache(_MOST)(_read_event)
+_cached_event = lru_cache(_MOST_EVENTS)(_read_event)
 
 
 def frame(line: bytes) -> FrameLine | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ksym_plugin.perf import text
-from ksym_plugin.perf.fold import Style, format_frame, format_task
+from ksym_plugin.perf.fold import Options, format_frame, format_task
 from ksym_plugin.perf.text import Cutter
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ _REFERENCE: Final = re.compile(
 )
 _MONOTONIC: Final = b"1"
 _SECOND: Final = 1_000_000_000
-_STYLE: Final = Style(kernel=True, bpf=True)
+_HOW: Final = Options(kernel=True, bpf=True)
 #: Where a thread stands while py-spy holds it (kernel/signal.c).
 _HELD: Final = re.compile(rb"ptrace_stop|ptrace_do_notify|ptrace_notify|do_jobctl_trap")
 #: How much is kept of lines.
@@ -145,7 +145,7 @@ class Reader:
         if frame is None or not is_kernel:
             known = ("", False)
         else:
-            piece = format_frame(frame, _STYLE, False).decode("utf-8", "surrogateescape")
+            piece = format_frame(frame, _HOW, False).decode("utf-8", "surrogateescape")
             known = (piece, _HELD.fullmatch(frame.name) is not None)
         if is_settled and len(self._spelled) < _MOST:
             self._spelled[line] = known

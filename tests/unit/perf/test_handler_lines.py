@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import fold, text
-from ksym_plugin.perf.fold import Style
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.output import FoldedOutput, TextOutput
@@ -196,7 +195,7 @@ def test_readers_of_perf_s_text_see_no_more_than_without(
 
 
 def folded(printed: bytes) -> list[bytes]:
-    folder = fold.Folder(fold.Options(Style()))
+    folder = fold.Folder(fold.Options())
     folder.feed(printed)
     folder.close()
     assert folder.sums.unparsed == 0
