@@ -3,7 +3,7 @@ PYTHON = .venv/bin/python
 # The live tests limit themselves; this is for a kernel that lets none of them return.
 LIVE_SECONDS = 1800
 
-.PHONY: help setup demo test lint format unit live vm bench wheel \
+.PHONY: help setup demo test test-all lint format unit pythons live vm vmlinux bench wheel \
 	install-perf-scripts uninstall-perf-scripts clean
 
 help: ## what can be made
@@ -15,8 +15,11 @@ setup: ## system packages (as root on Debian) and .venv
 demo: setup ## the main job on a recording made on the spot, or on the shipped one
 	@scripts/demo
 
-test: setup ## lint, unit, live and vm, with a summary
-	@scripts/check
+test: setup ## lint, unit and live: a few minutes, with a summary
+	@scripts/check lint unit live
+
+test-all: setup ## test, and then pythons, vm and vmlinux
+	@scripts/check lint unit live pythons vm vmlinux
 
 lint: setup ## ruff and mypy --strict
 	@status=0; \
@@ -29,10 +32,15 @@ format: setup ## let ruff mend what it can
 	@$(PYTHON) -m ruff check --fix .
 	@$(PYTHON) -m ruff format .
 
-unit: setup ## unit tests on every Python from 3.9 to 3.13 that is here, with coverage
+unit: setup ## unit tests on .venv's Python, in parallel, with coverage
 	@scripts/setup browser
 	@scripts/setup compiler
 	@scripts/unit
+
+pythons: setup ## unit tests on every other Python from 3.9 to 3.13 that is here
+	@scripts/setup browser
+	@scripts/setup compiler
+	@scripts/pythons
 
 live: setup ## live tests against this kernel (root; says what it skips and why)
 	@scripts/setup compiler
@@ -41,6 +49,9 @@ live: setup ## live tests against this kernel (root; says what it skips and why)
 vm: setup ## tests on stock kernels 6.1 and 6.12 under QEMU (root, for the first run)
 	@scripts/setup vm
 	@scripts/vm
+
+vmlinux: setup ## names and lines compared with the debug packages of those kernels
+	@scripts/setup vm
 	@$(PYTHON) -m tests.vm.vmlinux
 
 bench: setup ## benchmarks beside their peers
