@@ -134,11 +134,47 @@ def test_one_that_died_is_lost_and_never_booted_again(machine: Machine) -> None:
     assert machine.boots() == 1
 
 
-def test_one_that_is_late_is_cut(machine: Machine) -> None:
+def test_one_that_falls_silent_is_cut(machine: Machine) -> None:
     found = machine.run("up; echo 'test_b'; exec sleep 60", seconds=0.5)
     assert found.status == verdict.TIMED_OUT
-    assert "GUEST LOST: it was not done in time" in found.line
+    assert "GUEST LOST: it printed nothing for too long" in found.line
     assert "console: test_b" in found.line
+    assert machine.shown == ["test_b"]
+
+
+def test_one_that_is_slow_is_waited_for_as_long_as_it_prints(machine: Machine) -> None:
+    began = time.monotonic()
+    found = machine.run(
+        f"""
+        up; for turn in 1 2 3 4 5 6; do echo "test_$turn PASSED"; sleep 0.5; done
+        put '{PASSING}' /job/out/junit.xml; put 0 /job/status
+        """,
+        seconds=2,
+    )
+    assert time.monotonic() - began > 2
+    assert found.status == 0
+    assert machine.shown == [f"test_{turn} PASSED" for turn in range(1, 7)]
+
+
+def test_half_a_line_is_progress_and_is_shown_when_it_is_whole(machine: Machine) -> None:
+    found = machine.run(
+        f"""
+        up; printf 'test_'; sleep 1.2; printf 'c '; sleep 1.2; echo PASSED
+        put '{PASSING}' /job/out/junit.xml; put 0 /job/status
+        """,
+        seconds=2,
+    )
+    assert found.status == 0
+    assert machine.shown == ["test_c PASSED"]
+
+
+def test_a_boot_that_hangs_is_cut_and_tried_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest, "BOOT_SECONDS", 0.5)
+    found = machine.run("while :; do echo still here; sleep 0.1; done")
+    assert "GUEST LOST: it never came up" in found.line
+    assert machine.boots() == 3
 
 
 def test_one_done_but_late_to_switch_off_is_done(machine: Machine) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 KERNELS = ("6.1", "6.12")
 TESTS = "tests/vm/guest"
 _REPO = os.path.dirname(os.path.dirname(os.path.dirname(cache.HERE)))
-# -v: the console ends with the test that a lost guest was at.
+# -v: a line a test, by which a slow guest is told from one that hangs; and the console ends
+# with the test that a lost guest was at.
 _PYTEST = (
     "-c tests/vm/guest.ini --rootdir . -v -ra -p no:cacheprovider --durations=5 "
     "--junitxml=/job/out/junit.xml"
@@ -67,7 +68,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--kernel", action="append", choices=KERNELS, help="only this one")
     parser.add_argument("--shell", metavar="SCRIPT", help="run this with bash instead of pytest")
-    parser.add_argument("--limit", type=float, default=1500, help="seconds a guest may take")
+    parser.add_argument(
+        "--silence", type=float, default=300, help="seconds after which a silent guest is lost"
+    )
     parser.add_argument("--out", default="build/vm", help="where results go, a folder a kernel")
     options, rest = parser.parse_known_args()
     options.pytest = rest[1:] if rest[:1] == ["--"] else rest
@@ -121,7 +124,7 @@ def _one(
 
     try:
         job = script(kernel, options)
-        outcome = guest.run(images, kernel, job, files, work, options.limit, show)
+        outcome = guest.run(images, kernel, job, files, work, options.silence, show)
         os.chmod(work, 0o755)
         final = os.path.join(options.out, kernel)
         shutil.rmtree(final, ignore_errors=True)
