@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import sys
 
@@ -10,6 +10,7 @@ import click
 
 from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import plural, say
+from ksym_plugin.kernel.worker import Worker
 from ksym_plugin.perf import text as grammar
 from ksym_plugin.perf.fold import Folder, Options, Sums
 from ksym_plugin.perf.repaint import decode_name
@@ -17,8 +18,10 @@ from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
+    from collections.abc import Callable
     from typing import IO, Optional
+
+    from ksym_plugin.kernel.worker import Connection
 
     from ksym_plugin.perf.repaint import Renamer, TextTally
 
@@ -73,68 +76,36 @@ def fold(
     """Fold the parts of a file into ``folder``; what to report of them goes to ``renamer``."""
     if how.event is None:  # The first of the whole text, not of each part.
         how.event = folder.event = _first_event(path)
-    parts: list[_Part] = []
+    workers: list[Worker] = []
     try:
-        # What a part needs is read from the file there: nothing open is shared.
-        parts += (_Part(how, path, piece, naming) for piece in pieces)
-        for part in parts:
-            folded, tally, problem = part.result()
-            folder.sums.add(folded)
+        for piece in pieces:
+            # What a part needs is read from the file there: nothing open is shared.
+            part = functools.partial(_fold_part, how, path, piece, naming)
+            workers.append(Worker(functools.partial(_send, part), is_forked=True))
+        for worker in workers:
+            sums, tally, problem = _result(worker)
+            folder.sums.add(sums)
             if renamer is not None and tally is not None:
                 renamer.tally.add(tally)
                 renamer.problem = renamer.problem or problem
     finally:
-        for part in parts:
-            part.close()
+        for worker in workers:
+            worker.close()
 
 
-class _Part:
-    """A process that folds a part. If its parent is killed it ends by itself, after its part."""
-
-    def __init__(self, how: Options, path: str, piece: Range, naming: Naming) -> None:
-        from multiprocessing import get_context
-
-        fork = get_context("fork")
-        self._answers, answer = fork.Pipe(duplex=False)
-        self._process = fork.Process(target=_answer, args=(answer, how, path, piece, naming))
-        try:
-            self._process.start()
-        except BaseException:
-            self._answers.close()
-            raise
-        finally:
-            answer.close()
-
-    def result(self) -> Folded:
-        """What it has folded; KsymError or OSError if it could not."""
-        try:
-            result: Folded | Exception = self._answers.recv()
-        except (EOFError, OSError):
-            raise KsymError(
-                "a process that folded a part of the text was killed", "take fewer --jobs"
-            ) from None
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def close(self) -> None:
-        self._answers.close()
-        self._process.terminate()
-        self._process.join()
-        self._process.close()
+def _send(part: Callable[[], Folded], owner: Connection) -> None:
+    owner.send(part())
 
 
-def _answer(answer: Connection, how: Options, path: str, piece: Range, naming: Naming) -> None:
-    """What the process of a part does. It is quiet where it is interrupted: its parent says it."""
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        result: Folded | Exception
-        try:
-            result = _fold_part(how, path, piece, naming)
-        except KsymError as error:
-            result = KsymError(error.problem, error.remedy)
-        except OSError as error:
-            result = error
-        answer.send(result)
+def _result(worker: Worker) -> Folded:
+    """What it has folded; KsymError or OSError if it could not."""
+    try:
+        folded: Folded = worker.receive()
+    except EOFError:
+        raise KsymError(
+            "a process that folded a part of the text was killed", "take fewer --jobs"
+        ) from None
+    return folded
 
 
 def _first_event(path: str) -> bytes | None:

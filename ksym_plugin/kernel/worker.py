@@ -1,100 +1,322 @@
-"""Programs at work beside this one, as perf and py-spy: what they say goes to a file.
+"""Processes that work for this one: functions of ours, and other people's programs.
 
-They end when this process does, however it ends: py-spy may not hold a process for ever.
+A ``Worker`` runs a function of ours, because it may hang in the kernel, needs much memory,
+or has to be in time. A ``Child`` is a program such as perf or py-spy.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
+import contextlib
 import os
+import pickle
 import select
 import signal
-import subprocess
+import socket
+import sys
 import time
+from array import array
 
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Final
+    from typing import Any, TypeVar
 
-_CHUNK = 65536
+    Answer = TypeVar("Answer")
 
-
-def ask(question: Callable[[], object], seconds: float) -> object:
-    """What ``question`` returns (anything JSON has), asked in a child; TimeoutError if late.
-
-    A child that hangs in the kernel cannot be ended. It is left behind, holding nothing
-    of ours: whoever reads our output must not wait for it.
-    """
-    answer, write = os.pipe()
-    child = os.fork()
-    if not child:
-        _answer(question, write)
-    os.close(write)
-    try:
-        data = _read(answer, seconds)
-    except TimeoutError:
-        os.kill(child, signal.SIGKILL)
-        raise
-    finally:
-        os.close(answer)
-    os.waitpid(child, 0)
-    answered: object = json.loads(data)
-    return answered
-
-
-def _answer(question: Callable[[], object], write: int) -> None:
-    """The child's whole life."""
-    try:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(nowhere, fd)
-        data = json.dumps(question()).encode()
-        while data:
-            data = data[os.write(write, data) :]
-        os._exit(0)
-    finally:
-        os._exit(1)
-
-
-def _read(fd: int, seconds: float) -> bytes:
-    deadline = time.monotonic() + seconds
-    data = b""
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
-            raise TimeoutError
-        chunk = os.read(fd, _CHUNK)
-        if not chunk:
-            return data or b"null"
-        data += chunk
-
-
-_PR_SET_PDEATHSIG: Final = 1
-_START_SECONDS: Final = 30.0
+_LENGTH_BYTES = 4
+_CHUNK = 1 << 16
+#: File descriptors that may come with one message.
+_MOST_FDS = 8
+#: Under -I, which keeps the working directory's modules out: root may record anywhere.
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]);"
+    " from ksym_plugin.kernel import worker; worker.run(*sys.argv[2:])"
+)
+#: How long a killed process may take to end. One that hangs in the kernel never does.
+_KILL_SECONDS = 0.5
+_STEP_SECONDS = 0.005
+_START_SECONDS = 30.0
 #: perf and py-spy write what they have; with thousands of programs perf takes its time.
-_END_SECONDS: Final = 120.0
-_STEP_SECONDS: Final = 0.01
-_libc = ctypes.CDLL(None)
+_END_SECONDS = 120.0
+_PR_SET_PDEATHSIG = 1
+_LOWEST_REALTIME = 1
+
+
+class Connection:
+    """One end of a socket between this process and a worker; messages come whole, in order.
+
+    A message is anything that pickle takes. Both ends are this program, with the same
+    rights, and nobody else can write there.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._data = bytearray()
+        self._messages: list[object] = []
+        self._is_over = False
+        #: What could not be sent yet without waiting.
+        self.unsent = bytearray()
+        #: Descriptors that came with messages. They are closed with this, unless taken out.
+        self.fds: list[int] = []
+
+    def fileno(self) -> int:
+        """Readable when something has come."""
+        return self._end.fileno()
+
+    def send(self, message: object, fds: Sequence[int] = ()) -> None:
+        """Send a message, and copies of descriptors with it; waits until there is room."""
+        data = _packed(message)
+        if fds:
+            del data[: socket.send_fds(self._end, [data], fds)]
+        self._end.sendall(self.unsent + data)
+        self.unsent.clear()
+
+    def post(self, *messages: object) -> None:
+        """Send as much as can be sent without waiting; the rest stays in ``unsent``."""
+        for message in messages:
+            self.unsent += _packed(message)
+        with contextlib.suppress(BlockingIOError):
+            while self.unsent:
+                del self.unsent[: self._end.send(self.unsent, socket.MSG_DONTWAIT)]
+
+    def read(self) -> list[object]:
+        """The messages that have come since the last call; never waits.
+
+        The exception that a worker's function ended with is such a message.
+        """
+        self._fill()
+        messages, self._messages = self._messages, []
+        return messages
+
+    def receive(self, seconds: float | None = None) -> Any:  # noqa: ANN401 - as sent
+        """The next message; an exception of the function is raised.
+
+        TimeoutError if it takes too long, EOFError if the other end has ended without.
+        """
+        give_up = None if seconds is None else time.monotonic() + seconds
+        while not self._messages:
+            if self._is_over:
+                raise EOFError
+            left = None if give_up is None else give_up - time.monotonic()
+            if not self.wait(left):
+                raise TimeoutError
+            self._fill()
+        message = self._messages.pop(0)
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether something comes within so many seconds; None waits for ever."""
+        poll = select.poll()
+        poll.register(self._end, select.POLLIN)
+        return bool(poll.poll(None if seconds is None else max(0, 1000 * seconds)))
+
+    def finish(self) -> None:
+        """Tell the other end that no message will follow."""
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._is_over = True
+        self._end.close()
+        while self.fds:
+            os.close(self.fds.pop())
+
+    def _fill(self) -> None:
+        """Take in what has come."""
+        with contextlib.suppress(BlockingIOError):
+            while not self._is_over:
+                data = self._chunk()
+                self._is_over = not data
+                self._data += data
+        while len(self._data) >= _LENGTH_BYTES:
+            end = _LENGTH_BYTES + int.from_bytes(self._data[:_LENGTH_BYTES], "little")
+            if len(self._data) < end:
+                break
+            self._messages.append(pickle.loads(self._data[_LENGTH_BYTES:end]))  # noqa: S301 - our own
+            del self._data[:end]
+
+    def _chunk(self) -> bytes:
+        """Some bytes, none at the end; BlockingIOError if there are none yet."""
+        fds = array("i")
+        room = socket.CMSG_LEN(_MOST_FDS * fds.itemsize)
+        # Not socket.recv_fds(): it has a parameter for the flags, and leaves it out.
+        flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+        try:
+            data, parts, _, _ = self._end.recvmsg(_CHUNK, room, flags)
+        except ConnectionError:
+            return b""
+        for _, _, part in parts:
+            fds.frombytes(part[: len(part) - len(part) % fds.itemsize])
+        self.fds += fds
+        return data
+
+
+def _packed(message: object) -> bytearray:
+    data = pickle.dumps(message)
+    return bytearray(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+
+
+class Worker(Connection):
+    """A process that runs ``serve``, a function in a module of ours, with its own Connection.
+
+    It is started anew, sees nothing of this process but what it is sent, and prints to
+    ``output``, or its errors where this one does. If ``is_forked`` it is a copy of this
+    process, for one without threads, and prints nowhere: whoever reads our output must not
+    wait for a process that hangs. It ends with its function, which fails to send or to
+    receive once this process is gone; a KsymError or OSError it ends with is sent. What it
+    has started ends with it in ``close``. OSError if it cannot be started.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[Connection], None],
+        is_forked: bool = False,
+        output: int | None = None,
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        super().__init__(ours)
+        self._process: subprocess.Popen[bytes] | Forked | None = None
+        try:
+            with theirs:
+                if is_forked:
+                    self._process = _fork(serve, ours, theirs)
+                else:
+                    self._process = _start(serve, theirs.fileno(), output)
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when something has come; -1 when nothing will any more."""
+        return -1 if self._is_over else super().fileno()
+
+    def close(self) -> None:
+        """End the process; idempotent."""
+        super().close()
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            _has_ended(process, _KILL_SECONDS)
+
+
+def ask(question: Callable[[], Answer], seconds: float) -> Answer:
+    """What ``question`` returns, asked in a forked process.
+
+    TimeoutError if it takes too long, EOFError if the process died.
+    """
+    worker = Worker(lambda owner: owner.send(question()), is_forked=True)
+    try:
+        answer: Answer = worker.receive(seconds)
+        return answer
+    finally:
+        worker.close()
+
+
+def run(module: str, function: str, fd: str) -> None:
+    """The whole life of a worker that is started anew."""
+    import importlib
+
+    serve = getattr(importlib.import_module(module), function)
+    _serve(serve, Connection(socket.socket(fileno=int(fd))))
+
+
+def _serve(serve: Callable[[Connection], None], owner: Connection) -> None:
+    # Its owner may have ended, or have no need of it any more.
+    with contextlib.suppress(EOFError, ConnectionError):
+        try:
+            serve(owner)
+        except (KsymError, OSError) as error:
+            owner.send(error)
+
+
+def _start(
+    serve: Callable[[Connection], None], fd: int, output: int | None
+) -> subprocess.Popen[bytes]:
+    import subprocess
+
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    words = [folder, serve.__module__, serve.__name__, str(fd)]
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", _CODE, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if output is None else output,
+        stderr=output,
+        pass_fds=(fd,),
+        # What a terminal sends is for this process to answer.
+        start_new_session=True,
+    )
+
+
+def _fork(
+    serve: Callable[[Connection], None], ours: socket.socket, theirs: socket.socket
+) -> Forked:
+    pid = os.fork()
+    if not pid:
+        try:
+            ours.close()
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(nowhere, fd)
+            _serve(serve, Connection(theirs))
+        finally:
+            os._exit(0)
+    with contextlib.suppress(OSError):
+        # What a terminal sends is for this process to answer.
+        os.setpgid(pid, pid)
+    return Forked(pid)
+
+
+class Forked:
+    """A child made by os.fork, with what is needed of Popen's interface."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """As ``Popen.poll``: None while it runs, and the negative number of a signal."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+def _has_ended(process: subprocess.Popen[bytes] | Forked, seconds: float) -> bool:
+    """Whether a process ends within so many seconds; it is then no zombie."""
+    give_up = time.monotonic() + seconds
+    while process.poll() is None:
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(_STEP_SECONDS)
+    return True
 
 
 class Child:
-    """A program from its start on; ``log`` is the file for what it says.
+    """A program of others, such as perf, from its start on; ``log`` is the file for its output.
 
-    KsymError if it cannot be run.
+    It ends when this process does, however that ends: py-spy may not hold a process for
+    ever. KsymError if it cannot be run.
     """
 
     def __init__(
         self, call: Sequence[str], log: str, environment: Mapping[str, str] | None = None
     ) -> None:
+        import ctypes
+        import subprocess
+
         self._log = log
-        parent = os.getpid()
+        parent, libc = os.getpid(), ctypes.CDLL(None)
 
         def end_with_parent() -> None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
             if os.getppid() != parent:  # It ended before it could be followed.
                 os._exit(1)
 
@@ -122,9 +344,9 @@ class Child:
         """As ``Popen.returncode``; None while it runs."""
         return self._process.poll()
 
-    def wait_for(self, said: bytes) -> bool:
-        """Wait until it says so; False if it ended without, or it takes too long."""
-        return self.wait_until(lambda: self._has_said(said)) or self._has_said(said)
+    def wait_for(self, words: bytes) -> bool:
+        """Wait until it prints them; False if it ended without, or it takes too long."""
+        return self.wait_until(lambda: self._has_printed(words)) or self._has_printed(words)
 
     def wait_until(self, is_so: Callable[[], bool]) -> bool:
         """Wait until it is so; False if the child ended, or was ended as it takes too long."""
@@ -138,40 +360,35 @@ class Child:
             time.sleep(_STEP_SECONDS)
         return True
 
-    def _has_said(self, said: bytes) -> bool:
+    def _has_printed(self, words: bytes) -> bool:
         with open(self._log, "rb") as file:
-            return said in file.read()
+            return words in file.read()
 
     def last_lines(self, size: int) -> list[bytes]:
-        """The whole lines in the last ``size`` bytes of what it said."""
+        """The whole lines in the last ``size`` bytes of its output."""
         with open(self._log, "rb") as file:
             file.seek(max(0, os.path.getsize(self._log) - size))
             return file.read().splitlines()[1:]
 
     def problem(self) -> str:
-        """What it said went wrong: its first error, else its last word."""
+        """What went wrong: the first error it printed, else its last line."""
         with open(self._log, "rb") as file:
             lines = file.read().decode(errors="replace").splitlines()
-        told = [line.strip() for line in lines if line.strip() and not line.startswith(("[", " "))]
-        errors = [line.partition("Error: ")[2] for line in told if line.startswith("Error: ")]
-        return (errors or told[-1:] or ["it said nothing"])[0]
+        lines = [line.strip() for line in lines if line.strip() and not line.startswith(("[", " "))]
+        errors = [line.partition("Error: ")[2] for line in lines if line.startswith("Error: ")]
+        return (errors or lines[-1:] or ["it said nothing"])[0]
 
     def end(self, number: int, seconds: float = _END_SECONDS) -> None:
         """Send it a signal and wait for its end, which comes by force after so long."""
         if self.status is None:
             self._process.send_signal(number)
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
+        if not _has_ended(self._process, seconds):
             self.kill()
 
     def kill(self) -> None:
         if self.status is None:
             self._process.kill()
             self._process.wait()
-
-
-_LOWEST_REALTIME = 1
 
 
 def run_promptly() -> None:
@@ -182,8 +399,7 @@ def run_promptly() -> None:
     process that sleeps nearly always: the kernel's bandwidth limit for real-time tasks
     holds (sched_rt_runtime_us), and children do not inherit it. Needs CAP_SYS_NICE.
     """
-    how = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
-    try:
-        os.sched_setscheduler(0, how, os.sched_param(_LOWEST_REALTIME))
-    except OSError:
-        return
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(
+            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_LOWEST_REALTIME)
+        )

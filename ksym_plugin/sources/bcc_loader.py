@@ -1,39 +1,129 @@
-"""bpf/ksym_events.c, compiled and loaded by bcc in a child process."""
+"""bpf/ksym_events.c, compiled and loaded by bcc in a process of its own.
+
+So the compiler and its 130 MB go when it is done, what it prints is read by the parent, and
+what bcc keeps until a process ends ends at once.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import glob
-import json
 import os
 import sys
-from array import array
-from contextlib import suppress
 
 from ksym_plugin.kernel import btf
+from ksym_plugin.kernel.worker import Worker
 from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
-    import subprocess
     from types import ModuleType
-    from typing import Any, Final
+    from typing import Any
+
+    from ksym_plugin.kernel.worker import Connection
 
 #: Where distributions keep Python packages: Debian and its kin, then all others.
-_SYSTEM: Final = (
+_SYSTEM = (
     "/usr/lib/python3/dist-packages",
     "/usr/lib/python3*/site-packages",
     "/usr/lib64/python3*/site-packages",
 )
 #: What iovisor's has, and no other.
-_MARK: Final = "libbcc.py"
+_MARK = "libbcc.py"
 #: The system's is imported under a name of its own: ``bcc`` may be somebody else's here.
-_PRIVATE_NAME: Final = "ksym_plugin._system_bcc"
-_INSTALL: Final = (
+_PRIVATE_NAME = "ksym_plugin._system_bcc"
+_INSTALL = (
     "install iovisor's bindings (Debian and Ubuntu: apt install python3-bpfcc; "
     "Fedora: dnf install python3-bcc; Arch: pacman -S python-bcc)"
 )
+_SOURCE = "ksym_events.c"
+_KERNEL_BTF = "/sys/kernel/btf/vmlinux"
+#: How much of what bcc and its compiler print is looked at, and how much of it repeated.
+_MOST_OUTPUT = 65536
+_LONGEST_QUOTE = 200
+_NO_HEADERS = "kernel headers"
+
+
+class BccProgram:
+    """The descriptors of programs and maps; whatever bcc attached stays so while it is open.
+
+    SourceError if it cannot be compiled or loaded, OSError if this process may not have so
+    many descriptors.
+    """
+
+    def __init__(self, flags: list[str], programs: tuple[str, ...], maps: tuple[str, ...]) -> None:
+        request = {
+            # What this process can import, bcc's process can.
+            "path": [os.path.abspath(folder) for folder in sys.path],
+            "text": source_text(),
+            "flags": [*flags, *layout_flags()],
+            "programs": programs,
+            "maps": maps,
+        }
+        self._fds = _compiled(request)
+        if len(self._fds) < len(programs) + len(maps):
+            # The kernel passes on as many as the limit leaves room for.
+            self.close()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self.programs = self._fds[: len(programs)]
+        self.maps = dict(zip(maps, self._fds[len(programs) :]))
+
+    def close(self) -> None:
+        """Idempotent."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def _compiled(request: dict[str, Any]) -> list[int]:
+    """The descriptors that bcc's process sends."""
+    with contextlib.ExitStack() as stack:
+        output = os.memfd_create("output", os.MFD_CLOEXEC)
+        stack.callback(os.close, output)
+        worker = Worker(compile_and_load, output=output)
+        stack.callback(worker.close)
+        try:
+            worker.send(request)
+            raised = worker.receive()
+        except (EOFError, ConnectionError):
+            raised = "its process died"
+        if raised:
+            text = os.pread(output, _MOST_OUTPUT, 0).decode("utf-8", "backslashreplace")
+            raise _refusal(raised, text)
+        fds, worker.fds = worker.fds, []
+        return fds
+
+
+def compile_and_load(parent: Connection) -> None:
+    """What bcc's process does: send what bcc raised, if not "", with the descriptors."""
+    request = parent.receive()
+    sys.path[:] = request["path"]
+    raised, fds = "", []
+    try:
+        fds = _load(request)
+    except SourceError:
+        raise
+    except Exception as error:  # noqa: BLE001 - bcc raises nothing narrower
+        raised = str(error) or type(error).__name__
+    # Not all that bcc prints has left C's buffers.
+    ctypes.CDLL(None).fflush(None)
+    parent.send(raised, fds)
+    # Past bcc's own clean-up: it prints, and the kernel does it better.
+    os._exit(0)
+
+
+def _load(request: dict[str, Any]) -> list[int]:
+    """Programs and maps in the order asked for, then whatever holds the programs attached."""
+    bcc = load()
+    bpf: Any = bcc.BPF(text=request["text"].encode(), cflags=request["flags"])
+    programs = []
+    for name in (name.encode() for name in request["programs"]):
+        # bcc has loaded and attached by itself what it knows by its name.
+        function = bpf.funcs.get(name) or bpf.load_func(name, bcc.BPF.KPROBE)
+        programs.append(function.fd)
+    maps = [bpf[name.encode()].map_fd for name in request["maps"]]
+    return [*programs, *maps, *bpf.kfunc_entry_fds.values()]
 
 
 def load() -> ModuleType:
@@ -100,111 +190,12 @@ def _import(name: str, folder: str) -> ModuleType:
             warnings.simplefilter("ignore")
             spec.loader.exec_module(module)
     except BaseException:
-        for known in [known for known in sys.modules if f"{known}.".startswith(f"{name}.")]:
-            del sys.modules[known]
+        for part in [part for part in sys.modules if f"{part}.".startswith(f"{name}.")]:
+            del sys.modules[part]
         raise
     finally:
         sys.dont_write_bytecode = writes_none
     return module
-
-
-_SOURCE: Final = "ksym_events.c"
-_KERNEL_BTF: Final = "/sys/kernel/btf/vmlinux"
-#: Under -I, which keeps the working directory's modules out from the first import on.
-_CHILD: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from ksym_plugin.sources.bcc_child import main; main(int(sys.argv[1]))"
-)
-#: Two programs, two maps, and two links.
-_MOST_FDS: Final = 8
-#: How much of what is said is looked at, and how much of it repeated.
-_HEARD: Final = 65536
-_QUOTED: Final = 200
-_NO_HEADERS: Final = "kernel headers"
-
-
-class BccProgram:
-    """The descriptors of programs and maps; whatever bcc attached stays so while it is open.
-
-    SourceError if it cannot be compiled or loaded, OSError if this process may not have so
-    many descriptors.
-    """
-
-    def __init__(self, flags: list[str], programs: tuple[str, ...], maps: tuple[str, ...]) -> None:
-        request = {
-            "text": source_text(),
-            "flags": [*flags, *layout_flags()],
-            "programs": programs,
-            "maps": maps,
-        }
-        self._fds = _ask_child(request)
-        if len(self._fds) < len(programs) + len(maps):
-            # The kernel passes on as many as the limit leaves room for.
-            self.close()
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        self.programs = self._fds[: len(programs)]
-        self.maps = dict(zip(maps, self._fds[len(programs) :]))
-
-    def close(self) -> None:
-        """Idempotent."""
-        while self._fds:
-            os.close(self._fds.pop())
-
-
-def _ask_child(request: dict[str, Any]) -> list[int]:
-    import socket
-
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    said = os.memfd_create("said")
-    try:
-        with ours:
-            with theirs:
-                child = _start(theirs.fileno(), said)
-            try:
-                with suppress(BrokenPipeError):
-                    ours.send(json.dumps(request).encode())
-                data, fds = _receive(ours)
-            except BaseException:
-                child.kill()
-                raise
-            finally:
-                child.wait()
-        answer = json.loads(data) if data else {"raised": "its process died"}
-        if answer:
-            text = os.pread(said, _HEARD, 0).decode("utf-8", "backslashreplace")
-            raise _refusal(answer, text)
-        return fds
-    finally:
-        os.close(said)
-
-
-def _receive(ours: socket.socket) -> tuple[bytes, list[int]]:
-    """The answer, empty if there is none, and the descriptors that came with it."""
-    import socket
-
-    fds = array("i")
-    room = socket.CMSG_LEN(_MOST_FDS * fds.itemsize)
-    # Not socket.recv_fds(): it has a parameter for the flag, and leaves it out.
-    data, parts, _, _ = ours.recvmsg(_HEARD, room, socket.MSG_CMSG_CLOEXEC)
-    for _, _, part in parts:
-        fds.frombytes(part[: len(part) - len(part) % fds.itemsize])
-    return data, list(fds)
-
-
-def _start(fd: int, said: int) -> subprocess.Popen[bytes]:
-    """The child, which looks for modules where this process does."""
-    import subprocess
-
-    path = [os.path.abspath(folder) for folder in sys.path]
-    return subprocess.Popen(
-        [sys.executable, "-I", "-c", _CHILD, str(fd), json.dumps(path)],
-        stdin=subprocess.DEVNULL,
-        stdout=said,
-        stderr=said,
-        pass_fds=(fd,),
-        # What a terminal sends is for the parent to answer.
-        start_new_session=True,
-    )
 
 
 def source_text() -> str:
@@ -239,18 +230,15 @@ def layout_flags(path: str = _KERNEL_BTF) -> list[str]:
     return flags
 
 
-def _refusal(answer: dict[str, str], said: str) -> SourceError:
-    """What the child's answer means, with what bcc and its compiler said."""
-    if "problem" in answer:
-        return SourceError(answer["problem"], answer["remedy"])
+def _refusal(raised: str, output: str) -> SourceError:
+    """What an exception of bcc's means, by its words and what the compiler printed."""
     release = os.uname().release
-    if _NO_HEADERS in said:
+    if _NO_HEADERS in output:
         return SourceError(
             f"the headers of this kernel ({release}) are not installed",
             f"install them (Debian and Ubuntu: apt install linux-headers-{release}; "
             "Fedora: dnf install kernel-devel), or use a kernel with CONFIG_IKHEADERS",
         )
-    raised = answer["raised"]
     if "super-user" in raised:
         return SourceError(
             "the kernel does not let this user load the probe",
@@ -260,9 +248,9 @@ def _refusal(answer: dict[str, str], said: str) -> SourceError:
         return SourceError(
             "the kernel has no memory for the probe's ring", "ask for a smaller one, or free some"
         )
-    # The compiler's first complaint says more than bcc does.
-    lines = [line.strip() for line in said.splitlines() if "error:" in line] or [raised]
-    gist = "".join(c if c.isprintable() else "?" for c in lines[0][:_QUOTED])
+    # The compiler's first error says more than bcc does.
+    lines = [line.strip() for line in output.splitlines() if "error:" in line] or [raised]
+    gist = "".join(c if c.isprintable() else "?" for c in lines[0][:_LONGEST_QUOTE])
     return SourceError(
         f"bcc cannot load the probe ({gist})", "report this with the versions of kernel and bcc"
     )

@@ -1,109 +1,109 @@
-"""What programs are, and their source lines, from a process that reads them in time."""
+"""What programs are, and their source lines, from a process that reads them in time.
+
+It is one of its own so that neither the recorder's work keeps it from being in time, nor
+its work a name from being recorded. It listens to the kernel's load records itself, takes
+a descriptor of every new program at once, which keeps the program from going, and closes
+it as soon as it has been read: after some 0.1 ms, and never with more than 64 open at a
+time. A program that is unloaded meanwhile goes by so much later, and its unload record
+names this process.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import marshal
 import os
 import select
-import sys
 import time
+from collections import deque
 
-from ksym_plugin.timeline.program import GONE, LENGTH, ProgramDetails
+from ksym_plugin.kernel import bpf_prog, syscalls
+from ksym_plugin.kernel.bpf_lines import Reader, open_program
+from ksym_plugin.kernel.perf_ring import (
+    PROG_LOAD,
+    BpfEvent,
+    Ring,
+    online_text,
+    parse,
+    parse_cpu_list,
+)
+from ksym_plugin.kernel.worker import Worker, run_promptly
+from ksym_plugin.timeline.program import GONE, ProgramDetails
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Final
+    from ksym_plugin.kernel.worker import Connection
 
 #: How long the rest may take at the end, in seconds.
-_LAST_WAIT: Final = 2.0
+_LAST_WAIT = 2.0
 #: How long to wait for the process to listen: an interpreter starts in a tenth of that.
-_FIRST_WAIT: Final = 1.0
-_SHUT_WR: Final = 1
-_CHUNK: Final = 1 << 16
-#: Under -I, which keeps the working directory's modules out: root may record anywhere.
-_CHILD: Final = (
-    "import sys; sys.path.insert(0, sys.argv[1]);"
-    " from ksym_plugin.sources import details_child; details_child.main(int(sys.argv[2]))"
-)
+_FIRST_WAIT = 1.0
+#: What the process sends once it misses no new program. ProgramDetails follow, and at last
+#: how many seconds of CPU it has taken.
+LISTENING = "listening"
+_MOST_OPEN = 64
+_RING_BYTES = 64 * 1024
+_TICK_MS = 1000
+#: How often ids are looked through where the kernel does not announce programs.
+_POLL_MS = 50
+#: With so many bytes waiting for the recorder, programs that were there before wait too.
+_MOST_UNSENT = 1 << 20
+_FLAGS = syscalls.BPF_EVENT | syscalls.WATERMARK
 
 
 class DetailsProcess:
-    """Starts the process, and has what it sends; see ``details_child``.
+    """Starts the process, and has what it sends.
 
-    ``counts`` has how many programs were told of, by ``ProgramDetails.problem``. ``notes``
-    says why nothing more will come, if so.
+    ``counts`` has how many programs were reported, by ``ProgramDetails.problem``. ``notes``
+    says why nothing more will come, if so. OSError if the process cannot be started.
     """
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.notes: list[str] = []
-        self._data = b""
-        self._cpu = 0.0
-        self._listens = self._is_done = False
+        self._cpu: float | None = None
+        self._listens = False
         self._early: list[ProgramDetails] = []
-        # Here, so that who never records does not pay for them.
-        import socket
-        import subprocess
-
-        self._late = subprocess.TimeoutExpired
-        self._pipe, theirs = socket.socketpair()
-        folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-c", _CHILD, folder, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-        except BaseException:
-            self._pipe.close()
-            raise
-        self._pipe.setblocking(False)
+        self._worker = Worker(watch)
 
     def fileno(self) -> int:
         """Readable when something has come; -1 when nothing will any more."""
-        return self._pipe.fileno()
+        return self._worker.fileno()
 
     def wait(self, seconds: float = _FIRST_WAIT) -> None:
         """Until no new program is missed any more; not longer than that, come what may."""
         give_up = time.monotonic() + seconds
         early: list[ProgramDetails] = []
-        while not self._listens and self._pipe.fileno() >= 0:
-            left = give_up - time.monotonic()
-            if left <= 0 or not select.select([self._pipe], [], [], left)[0]:
+        while not self._listens and self.fileno() >= 0:
+            if not self._worker.wait(give_up - time.monotonic()):
                 break
             early += self.read()
         self._early = early
 
     def read(self) -> list[ProgramDetails]:
         """What has come since the last call; never waits."""
-        while self._pipe.fileno() >= 0:
-            try:
-                data = self._pipe.recv(_CHUNK)
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError:
-                data = b""
-            if not data:
-                self._pipe.close()
-                break
-            self._data += data
-        early, self._early = self._early, []
-        return early + self._messages()
+        found, self._early = self._early, []
+        for message in self._worker.read():
+            if isinstance(message, ProgramDetails):
+                self.counts[message.problem] = self.counts.get(message.problem, 0) + 1
+                found.append(message)
+            elif isinstance(message, float):
+                self._cpu = message
+            elif message == LISTENING:
+                self._listens = True
+            else:
+                self.notes.append(f"there will be no source lines of BPF programs: {message}")
+        return found
 
     def finish(self) -> list[ProgramDetails]:
         """What the process still has, which then ends."""
-        with contextlib.suppress(OSError):
-            self._pipe.shutdown(_SHUT_WR)
+        self._worker.finish()
         give_up = time.monotonic() + _LAST_WAIT
         rest: list[ProgramDetails] = []
-        while self._pipe.fileno() >= 0 and time.monotonic() < give_up:
-            select.select([self._pipe], [], [], 0.1)
+        while self.fileno() >= 0 and time.monotonic() < give_up:
+            self._worker.wait(0.1)
             rest += self.read()
         self.close()
-        if not self._is_done and not self.notes:
+        if self._cpu is None and not self.notes:
             self.notes.append("source lines are missing: who reads them has ended early, or hangs")
         return rest
 
@@ -118,42 +118,138 @@ class DetailsProcess:
             for problem, count in self.counts.items()
             if problem not in ("", GONE)
         ]
-        return "; ".join((text, *others, f"{self._cpu:.2f} s of CPU to read them"))
+        return "; ".join((text, *others, f"{self._cpu or 0:.2f} s of CPU to read them"))
 
     def close(self) -> None:
         """End the process; idempotent."""
-        self._pipe.close()
-        if self._process.poll() is None:
-            self._process.kill()
-        # It may hang in the kernel, which is no reason for the recorder to do so.
-        with contextlib.suppress(self._late):
-            self._process.wait(_LAST_WAIT)
+        self._worker.close()
 
-    def _messages(self) -> list[ProgramDetails]:
-        found: list[ProgramDetails] = []
-        at = 0
-        while len(self._data) - at >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._data, at)
-            end = at + LENGTH.size + length
-            if end > len(self._data):
-                break
-            message = marshal.loads(self._data[at + LENGTH.size : end])  # noqa: S302 - our own
-            at = end
-            if message is True:
-                self._listens = True
-            elif isinstance(message, list):
-                found.append(self._details(message))
-            elif isinstance(message, str):
-                self.notes.append(f"there will be no source lines of BPF programs: {message}")
-            else:
-                # The last thing it says.
-                self._cpu, self._is_done = message, True
-        self._data = self._data[at:]
-        return found
 
-    def _details(self, fields: list[Any]) -> ProgramDetails:
-        details = ProgramDetails(0, "")
-        for field, value in zip(ProgramDetails.__slots__, fields):
-            setattr(details, field, value)
-        self.counts[details.problem] = self.counts.get(details.problem, 0) + 1
-        return details
+def watch(recorder: Connection) -> None:
+    """What the process does: send ProgramDetails until no more are asked for."""
+    Watch(recorder).run()
+
+
+class Watch:
+    """New programs from the kernel's records, else from the ids; the old ones between."""
+
+    def __init__(self, recorder: Connection) -> None:
+        self._recorder = recorder
+        self._reader = Reader()
+        self._poller = select.poll()
+        self._poller.register(recorder, select.POLLIN)
+        self._rings: dict[int, Ring] = {}
+        self._online = ""
+        self._fresh: deque[int] = deque()
+        self._follow_cpus()
+        self._backlog = deque(bpf_prog.program_ids())
+        self._last_id = max(self._backlog, default=0)
+
+    def run(self) -> None:
+        """Until the other end asks for the rest."""
+        self._post(LISTENING)
+        is_prompt = False
+        while not self._is_over():
+            if not self._backlog and not is_prompt:
+                # Not before: what was there already has time, and is much work.
+                is_prompt = True
+                run_promptly()
+            self._look()
+            if self._recorder.unsent:
+                self._post()
+            if self._fresh:
+                self._take_fresh()
+            elif self._backlog and len(self._recorder.unsent) < _MOST_UNSENT:
+                self._report(self._backlog.popleft(), -1)
+        self._look()
+        while self._fresh:
+            self._take_fresh()
+        self._recorder.send(time.process_time())
+
+    def _is_over(self) -> bool:
+        has_room = len(self._recorder.unsent) < _MOST_UNSENT
+        busy = self._fresh or (self._backlog and has_room)
+        ready = self._poller.poll(0 if busy else _TICK_MS if self._rings else _POLL_MS)
+        if not ready and not busy:
+            self._follow_cpus()
+        return any(fd == self._recorder.fileno() and event & ~select.POLLOUT for fd, event in ready)
+
+    def _post(self, *messages: object) -> None:
+        """Send what can be sent now: a busy recorder must not keep a program from being read."""
+        self._recorder.post(*messages)
+        room = select.POLLOUT if self._recorder.unsent else 0
+        self._poller.modify(self._recorder, select.POLLIN | room)
+
+    def _look(self) -> None:
+        """Note which programs are new."""
+        lost = not self._rings
+        for ring in self._rings.values():
+            head = ring.head()
+            time.monotonic_ns()  # The barrier that Ring.take asks for.
+            if not ring.waiting(head):
+                continue
+            data, tight = ring.take(head)
+            records, whole = parse(data)
+            lost = lost or tight or not whole
+            for record in records:
+                if isinstance(record, BpfEvent) and record.type == PROG_LOAD:
+                    self._fresh.append(record.id)
+                    self._last_id = max(self._last_id, record.id)
+        if lost:
+            for prog_id in bpf_prog.program_ids(self._last_id):
+                self._fresh.append(prog_id)
+                self._last_id = prog_id
+
+    def _take_fresh(self) -> None:
+        """Open what is new, as many as may be open, and then read it."""
+        open_programs: deque[tuple[int, int]] = deque()
+        try:
+            while self._fresh and len(open_programs) < _MOST_OPEN:
+                prog_id = self._fresh.popleft()
+                open_programs.append((prog_id, open_program(prog_id)))
+            while open_programs:
+                self._report(*open_programs.popleft())
+        finally:
+            for _, fd in open_programs:
+                if fd >= 0:
+                    os.close(fd)
+
+    def _report(self, prog_id: int, fd: int) -> None:
+        """Send what a program is; it is opened first if ``fd`` is -1."""
+        if fd < 0:
+            fd = open_program(prog_id)
+        if fd < 0:
+            details = ProgramDetails(prog_id, GONE)
+        else:
+            try:
+                details = self._reader.read_open(prog_id, fd)
+            finally:
+                os.close(fd)
+        self._post(details)
+
+    def _follow_cpus(self) -> None:
+        """Listen on CPUs that came; on none where perf events are not allowed."""
+        text = online_text()
+        if text == self._online:
+            return
+        self._online = text
+        online = parse_cpu_list(text)
+        for cpu in set(self._rings).difference(online):
+            self._poller.unregister(self._rings[cpu].fd)
+            self._rings.pop(cpu).close()
+        for cpu in online:
+            if cpu not in self._rings:
+                with contextlib.suppress(OSError):
+                    fd = syscalls.perf_event_open(_attr(), -1, cpu)
+                    self._rings[cpu] = Ring(fd, cpu, False, _RING_BYTES)
+                    self._poller.register(fd, select.POLLIN)
+
+
+def _attr() -> bytes:
+    # Without sample_id_all, which would harm older listeners: see ``perf_event``.
+    return syscalls.perf_event_attr(
+        type=syscalls.TYPE_SOFTWARE,
+        config=syscalls.COUNT_SW_DUMMY,
+        flags=_FLAGS,
+        wakeup_watermark=1,
+    )

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import struct
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
-
-#: What goes before each message from the process that reads programs.
-LENGTH: Final = struct.Struct("=I")
 
 #: Why there are no lines, if there are none.
 GONE: Final = "it was gone before its lines could be read"

@@ -13,11 +13,12 @@ from array import array
 import pytest
 
 from ksym_plugin import sources
-from ksym_plugin.kernel import bpf_prog, privileges, syscalls
+from ksym_plugin.kernel import bpf_prog, privileges, syscalls, worker
 from ksym_plugin.sources import bcc_loader, fentry, kprobe, probe, probe_ring
 from ksym_plugin.sources.fentry import FentrySource
 from ksym_plugin.sources.kprobe import KprobeSource
 from ksym_plugin.timeline.errors import SourceError
+from tests.unit.sources import workers
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux's /proc")
 
@@ -256,7 +257,7 @@ def test_a_compiler_that_dies_is_told(kernel, bcc):
 @BOTH
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE, errno.ENOMEM])
 def test_a_compiler_that_cannot_be_started_is_told(kernel, construct, bcc, number):
-    kernel.setattr(bcc_loader, "_start", lambda *_: fail(number))
+    kernel.setattr(worker, "_start", lambda *_: fail(number))
     before = open_fds()
     with pytest.raises(SourceError, match=os.strerror(number)) as caught:
         construct()
@@ -266,14 +267,7 @@ def test_a_compiler_that_cannot_be_started_is_told(kernel, construct, bcc, numbe
 
 def test_a_user_without_bcc_is_told_by_the_child(kernel, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != STAND_IN])
-    monkeypatch.setattr(
-        bcc_loader,
-        "_CHILD",
-        bcc_loader._CHILD.replace(
-            "main(int(",
-            "from ksym_plugin.sources import bcc_loader; bcc_loader._SYSTEM = (); main(int(",
-        ),
-    )
+    monkeypatch.setattr(bcc_loader, "compile_and_load", workers.without_the_system_s_bcc)
     if any(os.path.exists(os.path.join(path, "bcc", "libbcc.py")) for path in sys.path):
         pytest.skip("bcc is installed for this Python")
     with pytest.raises(SourceError, match="bcc is not installed"):
@@ -392,7 +386,7 @@ def test_the_self_test_believes_only_what_it_sees(monkeypatch):
 
 def test_descriptors_that_did_not_fit_are_a_limit_and_not_a_program(monkeypatch):
     before = open_fds()
-    monkeypatch.setattr(bcc_loader, "_ask_child", lambda _: [os.open("/dev/null", os.O_RDONLY)])
+    monkeypatch.setattr(bcc_loader, "_compiled", lambda _: [os.open("/dev/null", os.O_RDONLY)])
     with pytest.raises(OSError) as told:
         bcc_loader.BccProgram([], ("ksym_add", "ksym_del"), ("streams", "events"))
     assert told.value.errno == errno.EMFILE
