@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from typing import IO, Optional
 
     from ksym_plugin.kernel.worker import Connection
-
     from ksym_plugin.perf.repaint import Renamer, TextTally
 
     Range = tuple[int, int]
