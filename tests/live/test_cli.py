@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-SECONDS = 30
+SECONDS = 120
 SECOND = 1_000_000_000
 NOBODY = 65534
 KSYM = [sys.executable, "-m", "ksym_plugin.cli"]
@@ -205,7 +205,7 @@ def test_for_ends_the_recording_and_the_command(history: str) -> None:
     began = time.monotonic()
     record("-o", history, "--for", "0.2")
     record("-o", history, "--for", "0.2", "--", "sleep", "60", status=143)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 55
     assert_closed(history, sessions=2)
     for session in shown(history)["sessions"]:
         assert session["covered"] - session["started"] >= 0.2 * SECOND
@@ -268,9 +268,7 @@ def test_retention_keeps_the_size(history: str) -> None:
 @pytest.mark.usefixtures("perf", "perf_python")
 def test_script_prints_what_perf_recorded(tmp_path: Path) -> None:
     data = str(tmp_path / "perf.data")
-    busy = (
-        "import time\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: open('/dev/null')"
-    )
+    busy = "import time\nwhile time.process_time() < 0.5: open('/dev/null')"
     profile = ["perf", "record", "-q", "-g", "-e", "cpu-clock", "-o", data]
     inner = [*profile, "--", sys.executable, "-c", busy]
     record("-o", str(tmp_path / "ksym.db"), "--", *inner)

@@ -42,7 +42,7 @@ def outcome(directory: Path, world: str, ci: str, asked: str | None) -> tuple[in
         cwd=procs.REPO,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=120 * procs.PATIENCE,
     )
     return done.returncode, done.stdout
 

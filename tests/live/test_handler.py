@@ -18,12 +18,12 @@ from tests.oracle import procs
 
 HANDLER = f"{procs.REPO}/contrib/perf-script/ksym_handler.py"
 #: Something that is in the kernel and in user space, in two processes.
+OWN_COMMS = ("sh ", "find ", "perf ")
 WORK = ["sh", "-c", "find /usr/lib -name none; find /usr/share -maxdepth 3 -name none"]
 ODD_COMM = """
 import ctypes, time
 ctypes.CDLL(None).prctl(15, b"a b [1]: 2.5:", 0, 0, 0)
-end = time.monotonic() + 0.1
-while time.monotonic() < end: pass
+while time.process_time() < 0.2: pass
 """
 #: perf hands a script no map: where a user frame without a name lies in its file is lost.
 _NAMELESS = re.compile(r"^\t +[0-9a-f]+ (\[unknown\] \((?:/|\[vdso|//anon).*)$")
@@ -61,6 +61,18 @@ def comparable(text: str) -> list[str]:
     return [_NAMELESS.sub(r"\1", line) for line in text.splitlines()]
 
 
+def without_others_user_frames(text: str) -> str:
+    """perf looks them up anew each time, in files and maps that may be gone or have changed."""
+    kept, is_ours = [], True
+    for line in text.splitlines():
+        if not line.startswith("\t"):
+            is_ours = line.lstrip().startswith(OWN_COMMS)
+        elif not is_ours and not line.lstrip().startswith("ffff"):
+            continue
+        kept.append(line)
+    return "\n".join(kept)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -82,13 +94,14 @@ def test_the_text_is_perf_s_own(tmp_path: Path, options: list[str]) -> None:
     path = record(tmp_path / "perf.data", *options)
     plain = procs.run(["perf", "script", "-i", path], 60)
     handled = handle(path)
-    lines = comparable(handled.out)
+    lines = comparable(without_others_user_frames(handled.out))
     assert len(lines) > 100
     # Unless a program is loaded that perf does not know, nothing is renamed here.
     assert "0 renamed" in handled.err
+    expected = comparable(without_others_user_frames(plain.out))
     wrong = [
         pair
-        for pair in itertools.zip_longest(comparable(plain.out), lines)
+        for pair in itertools.zip_longest(expected, lines)
         if pair[0] != pair[1] and "([bpf])" not in str(pair[1])
     ]
     assert wrong == []
@@ -230,7 +243,7 @@ def shell(line: str, recorded: str) -> subprocess.CompletedProcess[str]:
         ["bash", "-c", f"set -o pipefail; {line}", "bash", recorded, HANDLER],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=60 * procs.PATIENCE,
         check=False,
         text=True,
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 KSYM = [sys.executable, "-m", "ksym_plugin.cli"]
-SECONDS = 40
+SECONDS = 120
 #: What one program costs its reader, in ms of CPU, with room for a loaded machine.
 MOST_CPU_MS = 1.0
 

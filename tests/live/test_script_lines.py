@@ -23,7 +23,7 @@ from tests.live import conftest
 from tests.oracle import compiled, procs
 
 KSYM = [sys.executable, "-m", "ksym_plugin.cli"]
-#: argv: the object, and for how long it runs. Says what each byte of it is, in JSON.
+#: argv: the object, and how much CPU time it gets. Says what each byte of it is, in JSON.
 CHILD = """
 import json, os, sys, time
 from tests.live.test_lines import Truth
@@ -31,8 +31,8 @@ from tests.oracle import compiled, rawbpf
 with compiled.loaded(sys.argv[1]) as prog_id:
     places = Truth(prog_id).places()
     fd = rawbpf.open_id(prog_id)
-    until = time.monotonic() + float(sys.argv[2])
-    while time.monotonic() < until:
+    until = time.thread_time() + float(sys.argv[2])
+    while time.thread_time() < until:
         rawbpf.test_run(fd, 5000)
     os.close(fd)
 print(json.dumps([prog_id, list(places.items())]))
@@ -199,7 +199,10 @@ def vmlinux(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int, int]:
     flags = ["-g", "-O0", "-ffreestanding", "-fno-pic", "-mcmodel=kernel", "-nostdlib", "-static"]
     link = [f"-Wl,-Ttext={start - KASLR:#x},-e,_text,--build-id=0x{build_id}"]
     subprocess.run(
-        ["clang", *flags, *link, "made_up.c", "-o", "vmlinux"], cwd=folder, check=True, timeout=120
+        ["clang", *flags, *link, "made_up.c", "-o", "vmlinux"],
+        cwd=folder,
+        check=True,
+        timeout=120 * procs.PATIENCE,
     )
     return str(folder / "vmlinux"), start, end
 

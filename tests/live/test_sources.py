@@ -20,6 +20,9 @@ from ksym_plugin.sources import open_source
 from ksym_plugin.timeline.symbols import Load, Loss, Unload
 from tests.oracle import procs
 
+#: How long anything may take, on a machine that others keep busy.
+SECONDS = 120.0
+
 #: Reads "load N SEED" and "unload"; answers with one line of JSON.
 _CHILD = """
 import json, os, sys, time
@@ -68,12 +71,12 @@ class Child:
             env=procs.environment(),
             cwd=procs.REPO,
         )
-        procs.read_line(self.process.stdout.fileno(), 20)
+        procs.read_line(self.process.stdout.fileno(), SECONDS)
 
     def tell(self, words):
         self.process.stdin.write(words.encode() + b"\n")
         self.process.stdin.flush()
-        told = json.loads(procs.read_line(self.process.stdout.fileno(), 30))
+        told = json.loads(procs.read_line(self.process.stdout.fileno(), SECONDS))
         told["symbols"] = {tuple(symbol) for symbol in told["symbols"]}
         return told
 
@@ -103,10 +106,10 @@ def perf_source():
     opened.close()
 
 
-def gather(source, enough, seconds=10.0):
+def gather(source, enough):
     """Read until ``enough(changes)``; every wait is for the source or for its interval."""
     changes = []
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + SECONDS
     while not enough(changes):
         assert time.monotonic() < deadline, f"only {len(changes)} changes: {changes[-3:]}"
         if source.fileno() >= 0:
@@ -187,7 +190,7 @@ class PerfRecord:
         control, self._control = os.pipe()
         self._ack, ack = os.pipe()
         command = ["perf", "record", "-q", "-a", "-e", "cpu-clock", "-F", "99", "-o", path]
-        command += ["-D", "-1", f"--control=fd:{control},{ack}", "--", "sleep", "60"]
+        command += ["-D", "-1", f"--control=fd:{control},{ack}", "--", "sleep", "600"]
         self._process = procs.start(command, fds=[control, ack])
         os.close(control)
         os.close(ack)
@@ -195,12 +198,12 @@ class PerfRecord:
 
     def _command(self, word):
         os.write(self._control, word.encode() + b"\n")
-        procs.read_line(self._ack, 20)
+        procs.read_line(self._ack, SECONDS)
 
     def stop(self):
         self._command("disable")
         os.write(self._control, b"stop\n")
-        self._process.wait(20)
+        self._process.wait(SECONDS)
         self.close()
 
     def close(self):
@@ -249,15 +252,22 @@ def test_a_full_ring_is_told_and_reading_goes_on(monkeypatch, child):
         symbols = child.tell("load 12 6000")["symbols"]
         for seed in range(6100, 6700, 100):
             child.tell("unload")
-            child.tell(f"load 12 {seed}")
+            symbols |= child.tell(f"load 12 {seed}")["symbols"]
         changes = source.read()
         losses = [change for change in changes if isinstance(change, Loss)]
         assert losses and all(loss.since < loss.until for loss in losses)
-        seen = sum(not isinstance(change, Loss) for change in changes)
+        own = {prog_id for *_, prog_id in symbols}
+        seen = [change for change in changes if not isinstance(change, Loss)]
+        ours = [change for change in seen if change.prog_id in own]
+        assert len(own) == 7 * 12
+        # Seven times 20 functions came, and six times went.
+        assert len(ours) < 13 * 20
         if all(loss.count is not None for loss in losses):
-            # Seven times 20 functions and 12 programs came, and six times went.
-            missing = 13 * (len(symbols) + 12) - seen
-            assert 0 < sum(loss.count for loss in losses) <= missing
+            lost = sum(loss.count for loss in losses)
+            assert lost > 0
+            if max(own) - min(own) < len(own) and len(ours) == len(seen):
+                # Ids are given in order: nobody else has loaded a program meanwhile.
+                assert lost <= 13 * (20 + 12) - len(seen)
         check_after = child.tell("unload")
         assert check_after["done"]
         source.read()
@@ -268,13 +278,19 @@ def test_a_full_ring_is_told_and_reading_goes_on(monkeypatch, child):
 
 def test_waiting_costs_nothing(perf_source):
     perf_source.read()
-    began, cpu, wakes = time.monotonic(), time.thread_time(), 0
+    began, cpu, idle, busy = time.monotonic(), 0.0, 0, 0
     while time.monotonic() - began < 3.0:
-        wakes += bool(select.select([perf_source], [], [], 3.0)[0])
-        perf_source.read()
-    # One tick a second, and what others load on this host meanwhile.
-    assert wakes < 100
-    assert time.thread_time() - cpu < 0.06
+        select.select([perf_source], [], [], 3.0)
+        before = time.thread_time()
+        if perf_source.read():
+            busy += 1
+            continue
+        cpu += time.thread_time() - before
+        idle += 1
+    # One tick a second; and of what others load and unload on this host, a record that says
+    # nothing new may come alone.
+    assert idle <= 5 + busy
+    assert cpu < 0.06 + busy * 0.002
 
 
 def test_descriptors_are_closed_again():

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 MODES = ("turn", "same-name", "subprograms", "preloaded", "grace")
 MOST = 90
-_CONNECT_SECONDS = 120.0
-_STEP_SECONDS = 20.0
+_CONNECT_SECONDS = 300.0
+_STEP_SECONDS = 120.0
 # About 0.1 s in one run.
 _GRACE_ROUNDS = 30_000
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CLOCKS = {"mono": ["-k", "CLOCK_MONOTONIC"], "perf": []}
-_READY_SECONDS = 20.0
-_STOP_SECONDS = 30.0
+_READY_SECONDS = 120.0
+_STOP_SECONDS = 180.0
 
 
 def record_command(path: str, clock: str, target: Sequence[str]) -> list[str]:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+#: Limits are for what hangs, not for what is slow: a machine that others keep busy gets so many
+#: times what a quiet one needs.
+PATIENCE = 6
+
 #: A child stuck in the kernel cannot be reaped; keeping it here keeps its finaliser quiet.
 _abandoned: list[subprocess.Popen[bytes]] = []
 
@@ -65,13 +69,17 @@ def run(
     env: Mapping[str, str] | None = None,
     status: int | None = 0,
 ) -> Done:
-    """Run to the end, output and all; Failed when late or when the status is another one."""
+    """Run to the end, output and all; Failed when late or when the status is another one.
+
+    ``seconds`` are those of a quiet machine.
+    """
     child = start(command, env=env, out=subprocess.PIPE, err=subprocess.PIPE)
     try:
-        out, err = child.communicate(timeout=seconds)
+        out, err = child.communicate(timeout=seconds * PATIENCE)
     except subprocess.TimeoutExpired:
         end_group(child)
-        raise Failed(f"not done after {seconds:g} s: {' '.join(command)}") from None
+        late = f"not done after {seconds * PATIENCE:g} s: {' '.join(command)}"
+        raise Failed(late) from None
     except BaseException:
         end_group(child)
         raise

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-#: Seconds after which a whole scenario is given up, for whoever runs it.
+#: Seconds after which a whole scenario is given up, on a quiet machine, for whoever runs it.
 SECONDS = 90.0
-_READY_SECONDS = 20.0
+_READY_SECONDS = 120.0
 
 
 class Result:
@@ -85,7 +85,7 @@ def _profile(args: argparse.Namespace, socket_path: str) -> None:
             perf = _start_perf(args, runner.pid)
             try:
                 os.write(go_write, b"g")
-                status = runner.wait(SECONDS)
+                status = runner.wait(SECONDS * procs.PATIENCE)
             finally:
                 if perf is not None:
                     perf.stop()
