@@ -72,12 +72,12 @@ def _report(renamer: Renamer) -> None:
 
 
 def _repair(text: inputs.Text, history: str | None, at: int | None, clock: str | None) -> None:
-    with inputs.past(history) as past:
-        if past is None:
+    with inputs.open_history(history) as session:
+        if session.history is None:
             raise inputs.no_history()
-        time_ns = None if at is None else inputs.moment(past, at, clock)
-        statics = inputs.kallsyms(needed=False) if inputs.is_of_this_boot(past) else None
-        repairer = Repairer(past, statics, time_ns)
+        time_ns = None if at is None else session.time(at, clock)
+        statics = inputs.kallsyms(needed=False) if session.is_this_boot else None
+        repairer = Repairer(session.history, statics, time_ns)
         _write(_repaired(text, repairer))
         for line in repairer.tally():
             say(line)

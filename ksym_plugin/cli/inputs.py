@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 
 import click
 
@@ -17,20 +16,17 @@ from ksym_plugin.kernel.clocks import (
     MONOTONIC,
     PERF,
     REALTIME,
-    ClockMap,
-    Instant,
-    PerfClock,
 )
 from ksym_plugin.kernel.dwarf import ImageLines
 from ksym_plugin.kernel.elf import ElfError, ElfFile, Image
 from ksym_plugin.kernel.kallsyms import Kallsyms
-from ksym_plugin.perf import data
+from ksym_plugin.perf import data, session
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.repaint import Renamer
-from ksym_plugin.perf.session import VARIABLE, Live
+from ksym_plugin.perf.session import VARIABLE, Live, Session
 from ksym_plugin.perf.text import BOM
 from ksym_plugin.timeline.errors import HistoryError, KallsymsError, KsymError, SourceError
-from ksym_plugin.timeline.symbols import OUTSIDE_HISTORY, Lifetime
+from ksym_plugin.timeline.symbols import Lifetime
 from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
@@ -41,7 +37,6 @@ if TYPE_CHECKING:
     from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.perf.data import Recorded
-    from ksym_plugin.timeline.timeline import Answer
 
 
 _HIDDEN = KallsymsError(
@@ -49,17 +44,6 @@ _HIDDEN = KallsymsError(
     "run as root or with CAP_SYSLOG, and set kernel.kptr_restrict below 2 "
     "(sysctl kernel.kptr_restrict=1)",
 )
-
-
-class Unrecorded:
-    """A past of which nothing is known: BPF names of now say nothing about then."""
-
-    __slots__ = ()
-    extent = 0
-    has_modules = False
-
-    def at(self, address: int, time_ns: int, /) -> Answer:
-        return None, OUTSIDE_HISTORY
 
 
 def lifetimes() -> list[Lifetime]:
@@ -96,44 +80,12 @@ def kallsyms(needed: bool) -> Kallsyms | None:
     return table
 
 
-@contextlib.contextmanager
-def past(explicit: str | None) -> Iterator[BootHistory | None]:
-    """What the history holds of one boot, this system's if it can be; None without any.
+def open_history(explicit: str | None) -> Session:
+    """The session of one boot in the history, this system's if it can be; empty without any.
 
     Says which boot that is where there are several, and what the history lacks.
     """
-    path = locate.find(explicit, None)
-    if path is None:
-        yield None
-        return
-    with locate.open_boot(path, say) as known:
-        yield known
-
-
-def is_of_this_boot(known: BootHistory) -> bool:
-    return known.boot.boot_id == identity.boot_id()
-
-
-def moment(known: BootHistory, at: int | None, clock: str | None) -> int:
-    """The time asked for in CLOCK_MONOTONIC ns: by default the end of what is covered."""
-    if at is not None:
-        return known.clock_map().to_monotonic(clock or PERF, at)
-    if any(session.writing and not session.closed for session in known.sessions):
-        known.wait_covered(time.monotonic_ns())
-    return max((session.covered for session in known.sessions), default=0)
-
-
-def clocks_now() -> ClockMap:
-    """The clocks of this system as they are now."""
-    return ClockMap([instant_now()])
-
-
-def instant_now() -> Instant:
-    clock = PerfClock()
-    try:
-        return clock.read()
-    finally:
-        clock.close()
+    return session.open_history(locate.find(explicit, None), say)
 
 
 def no_history() -> KsymError:
@@ -308,40 +260,20 @@ def renamer(
             "record with: perf record -k CLOCK_MONOTONIC",
         )
     origin = locate.Origin("text", release=text.release, host=text.host)
-    with locate.open_boot(path, tell, origin) as past:
-        is_here = is_of_this_boot(past)
-        yield Renamer(
-            past,
-            past.clock_map(),
-            chosen,
-            _statics if is_here else None,
-            follow=_follower(past) if is_here else None,
-        )
+    with session.open_history(path, tell, origin) as opened:
+        yield opened.renamer(chosen, _statics)
 
 
-def _follower(past: BootHistory) -> Callable[[int], tuple[int, ClockMap]] | None:
-    """For a history that is being written: waits until it covers a time."""
-    if not any(session.writing for session in past.sessions):
-        return None
-
-    def follow(until: int) -> tuple[int, ClockMap]:
-        past.wait_covered(until)
-        covered = max((session.covered for session in past.sessions), default=0)
-        return covered, past.clock_map()
-
-    return follow
-
-
-def _statics() -> tuple[None, Kallsyms | None]:
-    return None, kallsyms(needed=False)
+def _statics() -> Kallsyms | None:
+    return kallsyms(needed=False)
 
 
 def running() -> Renamer:
     """What renames frames by the running system alone, if perf's names agree with it."""
-    clocks = clocks_now()
+    clocks = session.clocks_now()
     return Renamer(None, clocks if clocks.knows(PERF) else None, None, _running, doubt=True)
 
 
 def _running() -> tuple[Live | None, Kallsyms | None]:
     loaded = timeline()
-    return (None if loaded is None else Live(loaded)), kallsyms(needed=False)
+    return (None if loaded is None else Live(loaded)), _statics()

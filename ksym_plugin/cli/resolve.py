@@ -13,6 +13,7 @@ from ksym_plugin.cli.output import hexadecimal, say, write_json, write_lines
 from ksym_plugin.cli.times import Dial
 from ksym_plugin.history.locate import describe
 from ksym_plugin.kernel.bpf_lines import LiveLines
+from ksym_plugin.perf.session import Live
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.location import Locator
 from ksym_plugin.timeline.resolver import Resolver
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from ksym_plugin.history.details import Programs
     from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.kernel.kallsyms import Kallsyms
+    from ksym_plugin.perf.session import Session
+    from ksym_plugin.timeline.resolver import Lookup
     from ksym_plugin.timeline.symbols import Reason
-    from ksym_plugin.timeline.timeline import Timeline
 
 _UNRECORDED = "BPF symbols have no names here: there is no history of that time (see ksym record)"
 _DIGITS = frozenset(string.hexdigits)
@@ -62,23 +63,19 @@ def command(
     system answers. BPF programs that were compiled with -g come with the source line of
     the instruction; in a chain, callers with that of the call.
     """
-    with inputs.past(history) as known, contextlib.ExitStack() as stack:
-        past: BootHistory | inputs.Unrecorded | Timeline | None
-        programs: Programs | LiveLines = LiveLines()
-        if known is not None:
-            time_ns, statics = _recorded(known, at, clock, vmlinux is not None)
-            past, programs = known, known.programs
+    with inputs.open_history(history) as session, contextlib.ExitStack() as stack:
+        lookup: Lookup | None = session.lookup
+        if session.history is not None:
+            time_ns, statics = _recorded(session, session.history, at, clock, vmlinux is not None)
         elif at is not None:
             say(_UNRECORDED)
-            time_ns, statics = 0, inputs.kallsyms(needed=True)
-            past = inputs.Unrecorded()
+            time_ns, statics, lookup = 0, inputs.kallsyms(needed=True), Live()
         else:
-            statics = inputs.kallsyms(needed=True)
-            past = inputs.timeline()
+            statics, lookup = inputs.kallsyms(needed=True), inputs.timeline()
             time_ns = time.monotonic_ns()
-        kernel, lines = inputs.open_image(vmlinux, with_lines, known, statics, stack)
-        resolver = Resolver(past, kernel or statics)
-        locator = Locator(programs, lines)
+        kernel, lines = inputs.open_image(vmlinux, with_lines, session.history, statics, stack)
+        resolver = Resolver(lookup, kernel or statics)
+        locator = Locator(LiveLines() if session.history is None else session.lines, lines)
         # One call an address: stdin may hold any number, and is answered as it comes.
         found = (
             (address, _located(resolver, locator, address, time_ns, chain and depth > 0))
@@ -99,17 +96,17 @@ def _located(
 
 
 def _recorded(
-    known: BootHistory, at: int | None, clock: str | None, has_image: bool
+    session: Session, history: BootHistory, at: int | None, clock: str | None, has_image: bool
 ) -> tuple[int, Kallsyms | None]:
     """The time, and the static names if they are of the same boot."""
-    time_ns = inputs.moment(known, at, clock)
+    time_ns = session.time(at, clock)
     if at is None:
-        dial = Dial(known.clock_map(), clock)
+        dial = Dial(history.clock_map(), clock)
         say(f"as of {dial.text(time_ns)} on the {dial.clock} clock, the end of the history")
-    if inputs.is_of_this_boot(known):
+    if session.is_this_boot:
         return time_ns, inputs.kallsyms(needed=False)
     if not has_image:
-        say(f"only BPF symbols have names here: the history is of {describe(known.boot)}")
+        say(f"only BPF symbols have names here: the history is of {describe(history.boot)}")
     return time_ns, None
 
 

@@ -11,6 +11,7 @@ from ksym_plugin.cli.output import hexadecimal, plural, write_json, write_lines
 from ksym_plugin.cli.times import Dial
 from ksym_plugin.history.locate import describe
 from ksym_plugin.kernel import identity
+from ksym_plugin.perf.session import clocks_now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,12 +52,13 @@ def command(
     """
     if everything and at is not None:
         raise click.UsageError("--all has no use for --at")
-    with inputs.past(history) as known:
+    with inputs.open_history(history) as session:
+        known = session.history
         if known is None:
             _show_live(everything or at is not None, clock, as_json, pattern)
             return
         dial = Dial(known.clock_map(), clock)
-        time_ns = None if everything else inputs.moment(known, at, clock)
+        time_ns = None if everything else session.time(at, clock)
         found = _chosen(known, time_ns, pattern)
         if as_json:
             write_json(_document(known, dial, time_ns, found))
@@ -69,7 +71,7 @@ def _show_live(past_wanted: bool, clock: str | None, as_json: bool, pattern: str
     if past_wanted:
         raise inputs.no_history()
     found = [life for life in inputs.lifetimes() if _matches(life, pattern)]
-    dial = Dial(inputs.clocks_now(), clock)
+    dial = Dial(clocks_now(), clock)
     if as_json:
         symbols = [_symbol(life, dial) for life in found]
         write_json({"history": None, "clock": dial.clock, "symbols": symbols})

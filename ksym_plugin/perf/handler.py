@@ -11,7 +11,6 @@ import os
 import sys
 
 from ksym_plugin.kernel.clocks import clock_of_attr
-from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf import data, session
 from ksym_plugin.perf.frame_cache import CoreFrames, PassingFrames
 from ksym_plugin.perf.namer import (
@@ -24,7 +23,7 @@ from ksym_plugin.perf.namer import (
     unnamed_dso,
 )
 from ksym_plugin.perf.output import FoldedOutput, Placer, TextOutput, give_up_output, say
-from ksym_plugin.perf.session import Stamps
+from ksym_plugin.perf.session import SampleClock
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.timeline.symbols import BPF_MODULE, MODULE, UNKNOWN_ADDRESS, Frame, Reason
@@ -57,10 +56,10 @@ class Handler:
         self._clock = options.clock
         #: Whether some of the output could not be written.
         self.is_cut_short = False
-        self._known = session.open_session(options.history, data_path, self.recorded)
-        self._past, self._clock_map = self._known.past, self._known.clock_map
+        self._session = session.open_session(options.history, data_path, self.recorded)
+        self._past = self._session.lookup
         self._has_modules = self._past is not None and self._past.has_modules
-        self._monotonic = Stamps(options.clock, self._clock_map).monotonic
+        self._monotonic = SampleClock(options.clock, self._session.clock_map).monotonic
         self._image: Image | None = None
         self._kernel_lines: KernelLines | None = None
         try:
@@ -73,7 +72,7 @@ class Handler:
         #: The running system's own table, or the file that stands in for it, was asked for.
         self._has_statics = self._image is not None
         wants_lines = options.wants_lines
-        self._placer = Placer(self._known.lines, self._kernel_lines) if wants_lines else None
+        self._placer = Placer(self._session.lines, self._kernel_lines) if wants_lines else None
         self._core = CoreFrames(self._kernel_lines is not None)
         self._callers = PassingFrames(self._past, self.tally)
         #: Where lines matter a leaf is not spelled as a caller at the same address is.
@@ -82,7 +81,7 @@ class Handler:
     def _open_image(self, path: str, with_lines: bool) -> None:
         from ksym_plugin.perf import session
 
-        self._image = session.opened(path, self.recorded, self._known)
+        self._image = session.opened(path, self.recorded, self._session)
         if self._image is not None and with_lines:
             self._kernel_lines = session.KernelLines(self._image)
 
@@ -114,7 +113,7 @@ class Handler:
 
     def close(self) -> None:
         """Let go of the history and the kernel's file."""
-        self._known.close()
+        self._session.close()
         if self._kernel_lines is not None:
             self._kernel_lines.close()
 
@@ -127,8 +126,6 @@ class Handler:
 
         KsymError if the samples are on a clock that it cannot place, or on several.
         """
-        from ksym_plugin.perf.repaint import Renamer
-
         clocks = {self._clock or clock_of_attr(attr) for attr in self.recorded.attrs.values()}
         if self._past is not None and (len(clocks) > 1 or None in clocks):
             raise KsymError(
@@ -136,14 +133,7 @@ class Handler:
                 "record with: perf record -k CLOCK_MONOTONIC",
             )
         clock = clocks.pop() if clocks else self._clock
-        return Renamer(self._past, self._clock_map, clock, self._running)
-
-    def _running(self) -> tuple[None, Kallsyms | None]:
-        try:
-            return None, Kallsyms.load() if self._known.is_this_boot else None
-        except KsymError as error:
-            say(str(error))
-            return None, None
+        return self._session.renamer(clock, self._session.kallsyms)
 
     # Naming
 
@@ -247,12 +237,9 @@ class Handler:
     def _load_statics(self) -> None:
         """This boot's kallsyms, once a frame wants it: perf mostly names those itself."""
         self._has_statics = True
-        if not self._known.is_this_boot:
-            return
-        try:
-            self._resolver = Resolver(self._past, Kallsyms.load())
-        except KsymError as error:
-            say(str(error))
+        statics = self._session.kallsyms()
+        if statics is not None:
+            self._resolver = Resolver(self._past, statics)
 
 
 def _leaf(event: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,18 @@
-"""When samples were taken, in CLOCK_MONOTONIC."""
+"""What there is to name samples by: which boot they are of, on which clock, and who was where.
+
+Every command opens one ``Session``. It holds a history's record of one boot, or what the
+running system tells, or nothing.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 
 from ksym_plugin.history import locate
 from ksym_plugin.kernel import identity
-from ksym_plugin.kernel.clocks import clock_of_attr
+from ksym_plugin.kernel.clocks import PERF, ClockMap, PerfClock, clock_of_attr
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf.output import say
 from ksym_plugin.timeline.errors import KsymError
@@ -16,27 +21,32 @@ from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ksym_plugin.history.reader import Boot, BootHistory
-    from ksym_plugin.kernel.clocks import ClockMap
     from ksym_plugin.kernel.dwarf import ImageLines
     from ksym_plugin.kernel.elf import Image
     from ksym_plugin.perf.data import Recorded
+    from ksym_plugin.perf.repaint import Renamer
     from ksym_plugin.timeline.location import Lines
     from ksym_plugin.timeline.packed import Line
     from ksym_plugin.timeline.symbols import Lifetime
     from ksym_plugin.timeline.timeline import Answer
 
 
+#: A time that nothing covers.
+_OUTSIDE = -1
+#: perf's time of a sample that has none is 0 or all ones, by its version.
+_NO_TIME = 1 << 63
 #: Where the package ``elftools`` is; set by ``ksym script``, whose Python has it.
 VARIABLE = "KSYM_ELFTOOLS"
 
 
-def opened(path: str, recorded: Recorded, known: Session) -> Image | None:
+def opened(path: str, recorded: Recorded, session: Session) -> Image | None:
     """The image of the kernel that a perf.data is of; None, and said why, without pyelftools.
 
-    ElfError if the file is of another kernel, or where that kernel lay is not known.
+    ElfError if the file is of another kernel, or where that kernel lay is not session.
     """
     problem = _load_elftools()
     if problem:
@@ -48,25 +58,16 @@ def opened(path: str, recorded: Recorded, known: Session) -> Image | None:
     from ksym_plugin.kernel.elf import ElfFile, Image
 
     build_id, text_start = recorded.build_id, recorded.text_start
-    if known.boot is not None:
-        build_id = build_id or known.boot.build_id
-        text_start = text_start or known.boot.text_start
-    if known.is_this_boot:
+    if session.boot is not None:
+        build_id = build_id or session.boot.build_id
+        text_start = text_start or session.boot.text_start
+    if session.is_this_boot:
         build_id = build_id or identity.build_id()
         text_start = text_start or identity.start()
-    image = Image(ElfFile.kept(path), text_start, build_id, _kallsyms(known))
+    image = Image(ElfFile.kept(path), text_start, build_id, session.kallsyms())
     if build_id is None or image.file.build_id is None:
         say(f"without a build id there is no telling whether {path} is of this very kernel")
     return image
-
-
-def _kallsyms(known: Session) -> Kallsyms | None:
-    """The running kernel's own table, if the data is of it."""
-    try:
-        return Kallsyms.load() if known.is_this_boot else None
-    except KsymError as error:
-        say(str(error))
-        return None
 
 
 def _load_elftools() -> str:
@@ -129,29 +130,71 @@ class KernelLines:
 
 
 class Session:
-    """``past`` and ``clock_map`` are None where nothing is known; then perf's names stand."""
+    """Who was where when, of one boot; ``close`` it.
 
-    def __init__(self, is_this_boot: bool) -> None:
-        #: Whether the data can be of the running kernel.
+    ``lookup`` and ``clock_map`` are None where nothing is known: then perf's names stand.
+    ``history`` is the record that they are of, None without one. ``is_this_boot`` says that
+    the running kernel's tables are of that boot too.
+    """
+
+    def __init__(self, history: BootHistory | None, is_this_boot: bool) -> None:
+        self.history = history
         self.is_this_boot = is_this_boot
-        self.past: BootHistory | Live | None = None
-        self.clock_map: ClockMap | None = None
+        self.lookup: BootHistory | Live | None = history
+        self.clock_map = None if history is None else history.clock_map()
         #: The source lines of BPF programs.
-        self.lines: Lines = _NoLines()
-        #: The boot in the history, if there is one.
-        self.boot: Boot | None = None
-        self._history: BootHistory | None = None
+        self.lines: Lines = _NoLines() if history is None else history.programs
 
-    def adopt(self, path: str, recorded: Recorded) -> None:
-        """Take the record of the boot that the data is from."""
-        facts = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
-        # Without a header anything would fit; a live pipe is of this boot, if of any.
-        is_anonymous = all(fact is None for fact in facts)
-        origin = locate.Origin("perf.data", *facts, this_boot_only=is_anonymous)
-        opened = self.past = self._history = locate.open_boot(path, say, origin)
-        self.clock_map = opened.clock_map()
-        self.lines = opened.programs
-        self.boot = opened.boot
+    @property
+    def boot(self) -> Boot | None:
+        """The boot in the history, if there is one."""
+        return None if self.history is None else self.history.boot
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the history."""
+        if self.history is not None:
+            self.history.close()
+
+    def kallsyms(self) -> Kallsyms | None:
+        """The running kernel's own table, if the samples are of it; if not readable, it is said."""
+        try:
+            return Kallsyms.load() if self.is_this_boot else None
+        except KsymError as error:
+            say(str(error))
+            return None
+
+    def time(self, at: int | None, clock: str | None) -> int:
+        """A time on a clock, in CLOCK_MONOTONIC ns; without one, the end of what is covered."""
+        if at is not None and self.clock_map is not None:
+            return self.clock_map.to_monotonic(clock or PERF, at)
+        return 0 if self.history is None else _covered(self.history, time.monotonic_ns())
+
+    def renamer(self, clock: str | None, statics: Callable[[], Kallsyms | None]) -> Renamer:
+        """What names frames of text by this, ``statics`` giving the running kernel's table.
+
+        KsymError if times on ``clock`` cannot be placed.
+        """
+        from ksym_plugin.perf.repaint import Renamer
+
+        running = (lambda: (None, statics())) if self.is_this_boot else None
+        return Renamer(self.lookup, self.clock_map, clock, running, follow=self._follower())
+
+    def _follower(self) -> Callable[[int], tuple[int, ClockMap]] | None:
+        """For a history that is being written: waits until it covers a time."""
+        history = self.history
+        if history is None or not any(run.writing for run in history.sessions):
+            return None
+
+        def follow(until: int) -> tuple[int, ClockMap]:
+            return _covered(history, until), history.clock_map()
+
+        return follow
 
     def ask_live(self) -> None:
         """Without a history: what is loaded now was there ever since it was loaded."""
@@ -160,7 +203,6 @@ class Session:
             return
         from ksym_plugin.kernel import snapshot
         from ksym_plugin.kernel.bpf_lines import LiveLines
-        from ksym_plugin.kernel.clocks import ClockMap, PerfClock
 
         try:
             loads = snapshot.take().loads
@@ -171,28 +213,55 @@ class Session:
         timeline = Timeline()
         for load in loads:
             timeline.apply(load)
-        clock = PerfClock()
-        try:
-            self.clock_map = ClockMap([clock.read()])
-        finally:
-            clock.close()
-        self.past = Live(timeline)
+        self.clock_map = clocks_now()
+        self.lookup = Live(timeline)
         self.lines = LiveLines()
 
-    def close(self) -> None:
-        if self._history is not None:
-            self._history.close()
+
+def open_history(
+    path: str | None, tell: Callable[[str], None], origin: locate.Origin | None = None
+) -> Session:
+    """The session of the boot in a history that data of ``origin`` is from; empty for no path.
+
+    ``tell`` is given what a user must know of the history. HistoryError if it is of no use.
+    """
+    if path is None:
+        return Session(None, False)
+    history = locate.open_boot(path, tell, origin)
+    try:
+        return Session(history, history.boot.boot_id == identity.boot_id())
+    except BaseException:
+        history.close()
+        raise
 
 
 def open_session(explicit: str | None, data_path: str | None, recorded: Recorded) -> Session:
-    """What there is; KsymError if a history is there and cannot be used."""
-    known = Session(_is_this_boot(recorded))
+    """The session of a perf.data; KsymError if a history is there and cannot be used."""
     path = locate.find(explicit, data_path)
+    facts = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
+    # Without a header anything would fit; a live pipe is of this boot, if of any.
+    is_anonymous = all(fact is None for fact in facts)
+    origin = locate.Origin("perf.data", *facts, this_boot_only=is_anonymous)
+    session = open_history(path, say, origin)
+    session.is_this_boot = _is_this_boot(facts)
     if path is None:
-        known.ask_live()
-        return known
-    known.adopt(path, recorded)
-    return known
+        session.ask_live()
+    return session
+
+
+def clocks_now() -> ClockMap:
+    """The clocks of this system as they are now."""
+    clock = PerfClock()
+    try:
+        return ClockMap([clock.read()])
+    finally:
+        clock.close()
+
+
+def _covered(history: BootHistory, until: int) -> int:
+    """Up to when a history tells; one that is being written is waited for."""
+    history.wait_covered(until)
+    return max((run.covered for run in history.sessions), default=0)
 
 
 class _NoLines:
@@ -208,43 +277,41 @@ class _NoLines:
 
 
 class Live:
-    """What is loaded now, and since when: of what was there before, nothing is known."""
+    """What is loaded now, and since when; nothing is known of what was there before.
+
+    Without a ``timeline`` nothing is known at all.
+    """
 
     __slots__ = ("_timeline",)
     has_modules = False
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline | None = None) -> None:
         self._timeline = timeline
 
     @property
     def extent(self) -> int:
-        return self._timeline.extent
+        return 0 if self._timeline is None else self._timeline.extent
 
     def steady(self, _address: int) -> tuple[int, int]:
         return 0, -1
 
     def at(self, address: int, time_ns: int, /) -> Answer:
+        if self._timeline is None:
+            return None, OUTSIDE_HISTORY
         answer = self._timeline.at(address, time_ns)
         if answer[0] is None and answer[1] is not UNKNOWN_ADDRESS:
             return None, OUTSIDE_HISTORY
         return answer
 
 
-def _is_this_boot(recorded: Recorded) -> bool:
+def _is_this_boot(there: tuple[str | int | None, ...]) -> bool:
     """Whether a perf.data can be of the running kernel; one without a header may well be."""
     here = (identity.build_id(), identity.release(), identity.hostname(), identity.start())
-    there = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
     return all(has is None or had is None or has == had for has, had in zip(here, there))
 
 
-#: A time that nothing covers.
-_OUTSIDE = -1
-#: perf's time of a sample that has none is 0 or all ones, by its version.
-_NO_TIME = 1 << 63
-
-
-class Stamps:
-    """The times of samples; each event may be on a clock of its own.
+class SampleClock:
+    """Places the times of samples; each event may be on a clock of its own.
 
     ``clock`` is that of all samples where the user says so, else each event's attr tells.
     """
@@ -253,7 +320,7 @@ class Stamps:
         self._clock = clock
         self._clock_map = clock_map
         self._clocks: dict[str, str | None] = {}
-        self._has_said = False
+        self._was_said = False
 
     def monotonic(self, event: dict[str, Any]) -> int:
         """CLOCK_MONOTONIC ns; before everything if it is not known."""
@@ -273,8 +340,8 @@ class Stamps:
             return clock
         if clock is not None and self._clock_map.knows(clock):
             return clock
-        if not self._has_said:
-            self._has_said = True
+        if not self._was_said:
+            self._was_said = True
             say(
                 f"samples of {event.get('ev_name')} are on a clock that the history cannot place,"
                 " so BPF frames stay as perf has them; record with: perf record -k CLOCK_MONOTONIC"

@@ -174,13 +174,13 @@ def test_text_of_a_perf_data_is_on_its_clock(place: Path) -> None:
         handler.recorded.attrs = dict.fromkeys(("a", "b"), attr(clockid=clockid))
         renamer = handler.renamer()
         renamer.begin(header)
-        place_of = handler._clock_map.to_monotonic
+        place_of = handler._session.clock_map.to_monotonic
         assert renamer._place() == (place_of(clock, first), place_of(clock, last))
     for clockids in (4,), (1, 7):
         handler.recorded.attrs = {str(one): attr(clockid=one) for one in clockids}
         with pytest.raises(KsymError, match="clock"):
             handler.renamer()
-    handler._known.close()
+    handler.close()
 
 
 def test_another_module_of_that_name_is_none_of_perf_s(place: Path, tmp_path: Path) -> None:
