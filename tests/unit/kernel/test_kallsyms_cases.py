@@ -29,7 +29,7 @@ def check(
     return table
 
 
-def test_a01_all_zero_is_hidden_and_names_nothing() -> None:
+def test_all_zero_is_hidden_and_names_nothing() -> None:
     table = Kallsyms.parse(
         b"0000000000000000 T _text\n0000000000000000 T _stext\n"
         b"0000000000000000 t alpha_fn\n0000000000000000 T beta_fn\n"
@@ -46,7 +46,7 @@ def test_a01_all_zero_is_hidden_and_names_nothing() -> None:
     assert not table.is_kernel(0x7F0000001234)
 
 
-def test_a01_hidden_on_32_bits() -> None:
+def test_hidden_on_32_bits() -> None:
     table = Kallsyms.parse(b"00000000 T _text\n00000000 t alpha_fn\n")
     assert table.hidden
     assert table.find(0xC0008000) is symbols.HIDDEN
@@ -54,7 +54,7 @@ def test_a01_hidden_on_32_bits() -> None:
     assert not table.is_kernel(0x8000)
 
 
-def test_a02_percpu_offsets_are_neither_hidden_nor_names() -> None:
+def test_percpu_offsets_are_neither_hidden_nor_names() -> None:
     table = check(
         b"0000000000000000 A __per_cpu_start\n0000000000001000 A fixed_percpu_data\n"
         b"000000000002a000 A __per_cpu_end\nffffffff91000000 T _text\n"
@@ -72,7 +72,7 @@ def test_a02_percpu_offsets_are_neither_hidden_nor_names() -> None:
     assert table.text_start == 0xFFFFFFFF91000000
 
 
-def test_a03_etext_bounds_text_whatever_its_type() -> None:
+def test_etext_bounds_text_whatever_its_type() -> None:
     check(
         b"ffffffffa5000000 T _text\nffffffffa5000100 T last_real_fn\n"
         b"ffffffffa5400000 D _etext\nffffffffa6000000 D some_data\n"
@@ -87,7 +87,7 @@ def test_a03_etext_bounds_text_whatever_its_type() -> None:
     )
 
 
-def test_a03_nothing_owns_the_holes_after_text_and_init_text() -> None:
+def test_nothing_owns_the_holes_after_text_and_init_text() -> None:
     check(
         b"ffffffffa5000000 T _text\nffffffffa5000100 T last_real_fn\n"
         b"ffffffffa5400000 T _etext\nffffffffa5400000 T __stop_notes\n"
@@ -113,7 +113,7 @@ def test_function_that_starts_where_a_section_ends_is_named() -> None:
     )
 
 
-def test_a05_modules_in_any_order() -> None:
+def test_modules_in_any_order() -> None:
     table = check(
         b"ffffffff9a000000 T _text\nffffffff9a000400 T core_fn\nffffffff9b000000 T _etext\n"
         b"ffffffffc0900000 t strp_like_exit\t[strp_demo]\n"
@@ -130,7 +130,7 @@ def test_a05_modules_in_any_order() -> None:
     assert (found.kind, found.module) == (symbols.MODULE, "wifi_demo")
 
 
-def test_a07_mapping_symbols_are_dropped_before_anything_else() -> None:
+def test_mapping_symbols_are_dropped_before_anything_else() -> None:
     table = check(
         b"bf00ae80 t $a\t[binfmt_demo]\nbf00ae80 t scan_arg\t[binfmt_demo]\n"
         b"bf00aeec t $d\t[binfmt_demo]\nbf00af00 t $x.7\t[binfmt_demo]\n"
@@ -148,7 +148,7 @@ def test_a07_mapping_symbols_are_dropped_before_anything_else() -> None:
 
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
-def test_a07_only_mapping_names_are_dropped(newline: bytes) -> None:
+def test_only_mapping_names_are_dropped(newline: bytes) -> None:
     lines = [
         b"ffff800010081000 t real",
         b"ffff800010081008 t $d.realtime.7",
@@ -161,7 +161,7 @@ def test_a07_only_mapping_names_are_dropped(newline: bytes) -> None:
     assert len(table) == 2
 
 
-def test_a08_padding_before_a_function_is_not_the_function() -> None:
+def test_padding_before_a_function_is_not_the_function() -> None:
     table = check(
         b"ffffffff81000180 t __pfx_setup_demo\nffffffff81000190 t setup_demo\n"
         b"ffffffff81000460 T __pfx_next_demo\nffffffff81000470 T next_demo\n",
@@ -174,7 +174,7 @@ def test_a08_padding_before_a_function_is_not_the_function() -> None:
     assert [found.start for found in table.by_name("setup_demo")] == [0xFFFFFFFF81000190]
 
 
-def test_a09_tab_or_blanks_before_the_module() -> None:
+def test_tab_or_blanks_before_the_module() -> None:
     table = check(
         b"ffffffffc0030000 t bpf_prog_1122334455667788_demo\t[bpf]\n"
         b"ffffffffc0030400 t bpf_prog_99aabbccddeeff00_two      [bpf]\n"
@@ -191,7 +191,7 @@ def test_a09_tab_or_blanks_before_the_module() -> None:
 
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
-def test_a10_no_newline_at_the_end_upper_case_and_bit_63(newline: bytes) -> None:
+def test_no_newline_at_the_end_upper_case_and_bit_63(newline: bytes) -> None:
     table = Kallsyms.parse(
         newline.join(
             [
@@ -208,7 +208,7 @@ def test_a10_no_newline_at_the_end_upper_case_and_bit_63(newline: bytes) -> None
     assert [found.start for found in table.by_name("write_demo")] == [0xEA]
 
 
-def test_a12_pages_of_kprobes_and_ftrace_are_one_page_long() -> None:
+def test_pages_of_kprobes_and_ftrace_are_one_page_long() -> None:
     table = check(
         b"ffffffffc0040000 t bpf_prog_0011223344556677_x\t[bpf]\n"
         b"ffffffffc0212000 t ftrace_trampoline\t[__builtin__ftrace]\n"
@@ -230,7 +230,7 @@ def test_a12_pages_of_kprobes_and_ftrace_are_one_page_long() -> None:
     assert [found.kind for found in table.by_name("ftrace_trampoline")] == [symbols.OOL] * 2
 
 
-def test_a14_preferred_names_and_reachable_aliases() -> None:
+def test_preferred_names_and_reachable_aliases() -> None:
     table = check(
         b"ffffffff83000000 T _stext\nffffffff83000000 T _text\nffffffff83000000 t pvh_demo\n"
         b"ffffffff83000400 W weak_name\nffffffff83000400 T strong_name\n"
@@ -260,13 +260,13 @@ def test_a14_preferred_names_and_reachable_aliases() -> None:
         (b"T name_a", b"T name_b"),
     ],
 )
-def test_a14_each_rule_of_preference(better: bytes, worse: bytes) -> None:
+def test_each_rule_of_preference(better: bytes, worse: bytes) -> None:
     for pair in ((better, worse), (worse, better)):
         text = b"".join(b"ffffffff83000000 %b\n" % name for name in pair)
         assert answer(Kallsyms.parse(text), 0xFFFFFFFF83000000) == better[2:].decode() + "+0x0"
 
 
-def test_a15_one_name_at_many_addresses() -> None:
+def test_one_name_at_many_addresses() -> None:
     table = check(
         b"ffffffff81100000 t s_next\nffffffff81200000 t s_next\n"
         b"ffffffffc0300000 t s_next\t[demo]\nffffffff81200040 t other\n",
@@ -284,7 +284,7 @@ def test_a15_one_name_at_many_addresses() -> None:
     ]
 
 
-def test_a17_names_are_verbatim() -> None:
+def test_names_are_verbatim() -> None:
     check(
         b"ffffffff84000000 t ovl_demo.llvm.10133695243223489999\n"
         b"ffffffff84000100 t copy_demo.isra.0\nffffffff84000200 t copy_demo.cold\n"
@@ -298,7 +298,7 @@ def test_a17_names_are_verbatim() -> None:
     )
 
 
-def test_a19_another_boots_addresses_stay_unresolved() -> None:
+def test_another_boots_addresses_stay_unresolved() -> None:
     table = check(
         b"ffffffff9d000000 T _text\nffffffff9d000100 T some_fn\n"
         b"ffffffffa0000000 t odd_fn\t[odd]\nffffffffa0000100 d odd_data\t[odd]\n",
@@ -313,7 +313,7 @@ JUNK = (
 )
 
 
-def test_a20_junk_lines_are_skipped_and_counted() -> None:
+def test_junk_lines_are_skipped_and_counted() -> None:
     table = check(
         JUNK,
         {
@@ -328,14 +328,14 @@ def test_a20_junk_lines_are_skipped_and_counted() -> None:
     assert found.module is None
 
 
-def test_a20_strict_names_the_line() -> None:
+def test_strict_names_the_line() -> None:
     with pytest.raises(KallsymsError, match=r"line 3 .*zzzz T not_hex") as caught:
         Kallsyms.parse(JUNK, strict=True)
     assert caught.value.remedy
     assert len(Kallsyms.parse(b"ffffffff85000000 T ok_one\n", strict=True)) == 1
 
 
-def test_b18_only_kernel_addresses_can_have_a_name() -> None:
+def test_only_kernel_addresses_can_have_a_name() -> None:
     table = check(
         b"0000000000000000 A __per_cpu_start\n000000000047a000 t odd_low_symbol\n"
         b"0606258d4c544000 t odd_symbol\nffffffffad000000 T _text\n"
@@ -355,7 +355,7 @@ def test_b18_only_kernel_addresses_can_have_a_name() -> None:
         assert not table.is_kernel(address)
 
 
-def test_c06_images_are_bpf_too() -> None:
+def test_images_are_bpf_too() -> None:
     table = check(
         b"ffffffffc0040000 t bpf_prog_1111111111111111_prog\t[bpf]\n"
         b"ffffffffc0042000 t bpf_trampoline_6442500001\t[bpf]\n"
@@ -377,7 +377,7 @@ def test_c06_images_are_bpf_too() -> None:
         assert found.kind == kind
 
 
-def test_c07_the_main_program_is_preferred_to_a_subprogram_at_its_start() -> None:
+def test_the_main_program_is_preferred_to_a_subprogram_at_its_start() -> None:
     table = check(
         b"ffffffffa0257cf8 t bpf_prog_b07c000000000000_F\t[bpf]\n"
         b"ffffffffa02592e0 t bpf_prog_2dce000000000000_F\t[bpf]\n"
@@ -406,7 +406,7 @@ def test_c07_the_main_program_is_preferred_to_a_subprogram_at_its_start() -> Non
         ("bpf__tcp_congestion_ops_init", symbols.BPF_STRUCT_OPS),
     ],
 )
-def test_c08_kinds_of_bpf_lines(name: str, kind: str) -> None:
+def test_kinds_of_bpf_lines(name: str, kind: str) -> None:
     table = Kallsyms.parse(b"ffffffffc0040000 t %b\t[bpf]\n" % name.encode())
     found = table.find(0xFFFFFFFFC0040000)
     assert isinstance(found, symbols.Symbol)
@@ -414,7 +414,7 @@ def test_c08_kinds_of_bpf_lines(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bpf_prog_run", "bpf_prog_get_curr_or_next"])
-def test_c08_kernel_functions_are_not_bpf(name: str) -> None:
+def test_kernel_functions_are_not_bpf(name: str) -> None:
     table = Kallsyms.parse(b"ffffffff81040000 t %b\n" % name.encode())
     found = table.find(0xFFFFFFFF81040000)
     assert isinstance(found, symbols.Symbol)
@@ -424,7 +424,7 @@ def test_c08_kernel_functions_are_not_bpf(name: str) -> None:
 C13 = b"ffffffffc0100000 t mod_a\t[a]\nffffffffc0180000 t mod_b\t[b]\n"
 
 
-def test_c13_a_modules_size_bounds_its_last_symbol() -> None:
+def test_a_modules_size_bounds_its_last_symbol() -> None:
     check(
         C13,
         {
@@ -438,5 +438,5 @@ def test_c13_a_modules_size_bounds_its_last_symbol() -> None:
     )
 
 
-def test_c13_without_sizes_one_page_does() -> None:
+def test_without_sizes_one_page_does() -> None:
     check(C13, {0xFFFFFFFFC01C5754: "-", 0xFFFFFFFFC0180FFF: "mod_b+0xfff [b]"})

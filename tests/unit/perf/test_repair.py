@@ -24,7 +24,7 @@ def repaired(text: bytes, repairer: Repairer | None = None) -> bytes:
     return b"\n".join(map(repairer.line, text.split(b"\n")))
 
 
-def test_d01_counts_are_kept_as_they_are() -> None:
+def test_counts_are_kept_as_they_are() -> None:
     text = (
         b"dd;[unknown];read 14.2343983248722834234\n"
         b"dd;[unknown];read;x_[k] 20.\n"
@@ -40,7 +40,7 @@ def test_d01_counts_are_kept_as_they_are() -> None:
     assert (repairer.stacks, repairer.named, repairer.unparsed) == (5, 3, 1)
 
 
-def test_d05_addresses_however_they_are_spelled() -> None:
+def test_addresses_however_they_are_spelled() -> None:
     text = (
         b"dd;[unknown];0x234f2abc;sys_[k];0xFFFFFFFF81000404 1\n"
         b"dd;[[kernel.kallsyms] <ffffffff81000404>]_[k] 2\n"
@@ -59,7 +59,7 @@ def test_d05_addresses_however_they_are_spelled() -> None:
     )
 
 
-def test_d07_a_frame_without_an_address_is_counted() -> None:
+def test_a_frame_without_an_address_is_counted() -> None:
     text = b"demo;[libc.so.6];[[kernel.kallsyms]];[[kernel.kallsyms]]_[k];[vmlinux]_[k] 1001001\n"
     repairer = Repairer(one_place(), statics())
     assert repaired(text, repairer) == text
@@ -67,7 +67,7 @@ def test_d07_a_frame_without_an_address_is_counted() -> None:
     assert any(line.startswith("kernel frames without an address: 3 ") for line in repairer.tally())
 
 
-def test_d08_comments_separators_and_suffixes() -> None:
+def test_comments_separators_and_suffixes() -> None:
     text = (
         b"# mode: wall\n\ncksum;- 6\n"
         b"cksum;_start;main;--;read_[k];ffffffff81000404_[k] 31\n"

@@ -28,7 +28,7 @@ def by_table(sample: bytes) -> bytes:
     return annotated(sample, renamer(table=TABLE))
 
 
-def test_b01_names_of_tasks_hold_blanks_and_numbers() -> None:
+def test_names_of_tasks_hold_blanks_and_numbers() -> None:
     first = b"Pool Worker 7 21528 [003] 609678.457663:     250000 cycles: \n"
     second = b"DB cupd 12 3/4 11320/11322 186448.846888:    1008373 cycles: \n"
     assert task(first) == (b"Pool Worker 7", b"", b"21528")
@@ -39,7 +39,7 @@ def test_b01_names_of_tasks_hold_blanks_and_numbers() -> None:
     }
 
 
-def test_b03_names_of_tasks_are_numbers_or_nothing() -> None:
+def test_names_of_tasks_are_numbers_or_nothing() -> None:
     sample = (
         b"77\t1/1\t\t[000] 0.5:\t1 demo_event: x\n\tffffffff81000404 [unknown] (m)\n\n"
         b"    2/2\t\t[000] 0.6:\t1 demo_event: x\n\tffffffff81000404 [unknown] (m)\n\n"
@@ -52,7 +52,7 @@ def test_b03_names_of_tasks_are_numbers_or_nothing() -> None:
     assert text.header(b"\xef\xbb\xbf6\t0/0\t\t[000] 0.0:\t1 e: x").comm == b"6"  # type: ignore[union-attr]
 
 
-def test_b04_files_hold_blanks_and_tasks_parentheses() -> None:
+def test_files_hold_blanks_and_tasks_parentheses() -> None:
     sample = (
         b"Main() 87296/87296  2489.654687:     250000 task-clock:u: \n"
         b"\t         1902e32 sub_1+0x42 (/games/My Lib/X 4 Found/X4)\n" + ALPHA + b"\t"
@@ -64,7 +64,7 @@ def test_b04_files_hold_blanks_and_tasks_parentheses() -> None:
     assert folded(sample) == {"Main();[unknown];alpha;sub_1": 250000}
 
 
-def test_b06_symbols_hold_anything() -> None:
+def test_symbols_hold_anything() -> None:
     lines = (
         b"\t    1234 ns::func<void (unsigned int)>::operator()(int) const+0x1c (/bin/a b)\n"
         b"\t    2234 pkg/syntax.(*p).push+0xa6 (/bin/go)\n"
@@ -82,7 +82,7 @@ def test_b06_symbols_hold_anything() -> None:
     assert by_table(b"t 1 5.000000: 1 e: \n" + lines) == b"t 1 5.000000: 1 e: \n" + lines
 
 
-def test_b07_no_symbol_and_no_file() -> None:
+def test_no_symbol_and_no_file() -> None:
     name = "bpf_prog_00000000000000cc_lookup"
     sample = (
         b"demo 9 [000] 5.000001:     1 cycles: \n"
@@ -100,7 +100,7 @@ def test_b07_no_symbol_and_no_file() -> None:
     assert stack == "demo;trace_call_demo;[unknown];each_elem_demo"
 
 
-def test_b08_files_that_were_deleted() -> None:
+def test_files_that_were_deleted() -> None:
     lines = (
         b"\t    7fd40000 [unknown] (/lib/libudev-demo.so (deleted))\n"
         b"\t    7ab2e757f784 [unknown] (/memfd:mapper (deleted))\n"
@@ -116,7 +116,7 @@ def test_b08_files_that_were_deleted() -> None:
     assert by_table(lines) == lines
 
 
-def test_b09_payloads_of_tracepoints() -> None:
+def test_payloads_of_tracepoints() -> None:
     sample = (
         b"  demo 236193/236193 [021] 1.791544:          1    block:rq_demo: 259,76 R 4096 ()"
         b" 57622160 + 8 [demo] ffffffff81000404 [unknown] ([kernel.kallsyms])\n"
@@ -129,7 +129,7 @@ def test_b09_payloads_of_tracepoints() -> None:
     assert folded(sample, event=b"kmem:kfree") == {"f": 1}
 
 
-def test_b11_a_blank_line_below_the_header_and_none_at_the_end() -> None:
+def test_a_blank_line_below_the_header_and_none_at_the_end() -> None:
     sample = (
         b"java 1 9.5:   101 cpu-clock:\n\n" + UNNAMED + b"\t    7f89e341d84f write_demo+0x4f"
         b" (/usr/lib/libc.so)"
@@ -138,7 +138,7 @@ def test_b11_a_blank_line_below_the_header_and_none_at_the_end() -> None:
     assert folded(sample) == {"java;write_demo;[[kernel.kallsyms]]": 101}
 
 
-def test_b12_junk_inside_a_stack() -> None:
+def test_junk_inside_a_stack() -> None:
     sample = (
         b"demo 26037  8801.194312:     250000 cpu-clock:uhH:\n"
         b"\t          401b97 main+0x1f (./t/demo)\n\t          NOT_A_FRAME_LINE\n" + UNNAMED + b"\n"
@@ -149,7 +149,7 @@ def test_b12_junk_inside_a_stack() -> None:
     assert folder_of(sample).sums.unparsed == 1
 
 
-def test_b13_no_time_and_frames_at_column_0() -> None:
+def test_no_time_and_frames_at_column_0() -> None:
     sample = (
         b"java 19983 cycles:\nffffffff8103d0ca wrmsr_demo ([kernel.kallsyms])\n"
         b"7f7241fbe6d8 demo::base(Type) const (/opt/x/libjvm.so)\n\n"
@@ -159,7 +159,7 @@ def test_b13_no_time_and_frames_at_column_0() -> None:
     assert by_table(sample) == sample
 
 
-def test_b15_offsets_that_are_garbage() -> None:
+def test_offsets_that_are_garbage() -> None:
     sample = (
         b"demo  4152 75695.008912:       3646 cycles:u: \n"
         b"\t          7d9750 fault_demo+0xfe200000 ([kernel.kallsyms])\n"
@@ -171,7 +171,7 @@ def test_b15_offsets_that_are_garbage() -> None:
     assert folded(sample, kernel=True) == {"demo;conntrack_demo_[k];_start;fault_demo_[k]": 3646}
 
 
-def test_b16_addresses_relative_to_vmlinux() -> None:
+def test_addresses_relative_to_vmlinux() -> None:
     sample = (
         b"dd 29776 666709.771979:   10101010 cpu-clock: \n"
         b"\t          414b3b notify_demo (/lib/modules/4.1.0-demo/build/vmlinux)\n"
@@ -182,7 +182,7 @@ def test_b16_addresses_relative_to_vmlinux() -> None:
     assert folded(sample, kernel=True) == {"dd;read;[vmlinux]_[k];notify_demo_[k]": 10101010}
 
 
-def test_b17_inlined_functions() -> None:
+def test_inlined_functions() -> None:
     sample = (
         b"demo 20602  2217.581907:    2925420 cycles:uppp: \n"
         b"\tffffffff81000504 [unknown] ([kernel.kallsyms])\n"
@@ -195,7 +195,7 @@ def test_b17_inlined_functions() -> None:
     assert stack == "demo;__mmap_demo;outer_demo;inner_demo;[[kernel.kallsyms]]"
 
 
-def test_b18_all_of_the_kernel_is_unknown() -> None:
+def test_all_of_the_kernel_is_unknown() -> None:
     sample = (
         b"swapper     0 [001] 202513.231817:    1001001 cpu-clock: \n"
         b"\tffffffff81000404 [unknown] ([kernel.kallsyms])\n"
@@ -215,7 +215,7 @@ def test_b18_all_of_the_kernel_is_unknown() -> None:
     )
 
 
-def test_b19_guests() -> None:
+def test_guests() -> None:
     sample = (
         b":17006 17006 [001] 11500.262869216:          1 cycles: \n"
         b"\tffffffff81000404 [unknown] ([guest.kernel.kallsyms])\n"
@@ -228,7 +228,7 @@ def test_b19_guests() -> None:
     assert others == sample.splitlines()[:3]
 
 
-def test_b21_side_band_records_are_no_samples() -> None:
+def test_side_band_records_are_no_samples() -> None:
     sample = (
         b"swapper     0 [000]     0.000000: PERF_RECORD_KSYMBOL ksymbol event with addr"
         b" ffffffffc0ef971d len 229 type 1 flags 0x0 name bpf_prog_2a142ef600000000\n"
@@ -254,7 +254,7 @@ def test_b21_side_band_records_are_no_samples() -> None:
     assert annotated(late, renamer(past)) == late.replace(b"([unknown])", b"([bpf])")
 
 
-def test_b23_several_events() -> None:
+def test_several_events() -> None:
     sample = (
         b"noploop 21796 [001] 10.984841: instructions: \n"
         b"\tffffffff81000404 alpha ([kernel.kallsyms])\n\n"
@@ -269,7 +269,7 @@ def test_b23_several_events() -> None:
     assert folded(sample, event=b"cache-misses/period=50/u") == {"noploop;main": 50}
 
 
-def test_b24_bytes_that_are_no_utf_8() -> None:
+def test_bytes_that_are_no_utf_8() -> None:
     sample = (
         b"caf\xc3 77 [000] 1.5:   1 cycles: \n" + UNNAMED + b"\t    4010 caml\xadfun_1+0x2"
         b" (/x/p\xe9rf)\n\n"
@@ -280,7 +280,7 @@ def test_b24_bytes_that_are_no_utf_8() -> None:
     ]
 
 
-def test_b26_how_the_kernel_s_files_are_spelled() -> None:
+def test_how_the_kernel_s_files_are_spelled() -> None:
     sample = (
         b"t 1 5.000000: 1 e: \n"
         b"\tffffffff81aebbfe start_demo ([kernel.kallsyms].init.text)\n"
@@ -296,7 +296,7 @@ def test_b26_how_the_kernel_s_files_are_spelled() -> None:
     )
 
 
-def test_b29_header_blocks_and_stray_messages() -> None:
+def test_header_blocks_and_stray_messages() -> None:
     sample = (
         b"# ========\n# captured on    : Sat Sep  4 10:27:47 2021\n"
         b"# cmdline : /usr/bin/perf record -e cycles -a -- sleep 1 \n# ========\n#\n"
@@ -307,13 +307,13 @@ def test_b29_header_blocks_and_stray_messages() -> None:
     assert folded(sample) == {"swapper;[[kernel.kallsyms]]": 1}
 
 
-def test_b30_a_task_whose_name_begins_like_a_comment() -> None:
+def test_a_task_whose_name_begins_like_a_comment() -> None:
     sample = b"#1 worker    77 [000]     5.000001:          1 cycles: \n" + UNNAMED + b"\n"
     assert by_table(sample) == sample.replace(b"[unknown]", b"alpha+0x4")
     assert folded(sample, renamer(table=TABLE)) == {"#1_worker;alpha": 1}
 
 
-def test_d04_semicolons_in_java_s_names() -> None:
+def test_semicolons_in_java_s_names() -> None:
     line = b"\t7f722d119786 Ldemo/io/Out;::write->Ldemo/Enc;::enc+0x4b (/tmp/perf-19982.map)\n"
     sample = b"java 1 5.000000: 1 e: \n" + line + b"\n"
     assert by_table(sample) == sample

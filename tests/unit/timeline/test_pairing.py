@@ -19,7 +19,7 @@ def lives(timeline: Timeline) -> list[tuple[str, int, int | None]]:
     ]
 
 
-def test_c10_delete_semantics() -> None:
+def test_delete_semantics() -> None:
     first, second, strange = (0xFFFFFFFFC0F30400, 0xFFFFFFFFC0F30600, 0xFFFFFFFFC0AAAAAA)
     timeline = timeline_of(
         load(first, 0x200, "A", 10),
@@ -35,7 +35,7 @@ def test_c10_delete_semantics() -> None:
     assert told(timeline.at(first + 0x1FF, 45)) == "A exact"
 
 
-def test_c01_stale_bpf_table() -> None:
+def test_stale_bpf_table() -> None:
     start = 0xFFFFFFFFC0100000
     old, new = "bpf_prog_aaaaaaaaaaaaaaaa_old", "bpf_prog_bbbbbbbbbbbbbbbb_new"
     timeline = timeline_of(
@@ -49,7 +49,7 @@ def test_c01_stale_bpf_table() -> None:
     assert timeline.at(start + 0x190, 35)[0] is None
 
 
-def test_c03_program_announced_without_its_name() -> None:
+def test_program_announced_without_its_name() -> None:
     main, sub = 0xFFFFFFFFC001107C, 0xFFFFFFFFC00110C8
     demo = "bpf_prog_a4a0000000000000_lookup_demo"
     timeline = timeline_of(load(main, 0x60, UNNAMED_BPF, 10), load(sub, 0x90, demo, 10))
@@ -64,7 +64,7 @@ def test_c03_program_announced_without_its_name() -> None:
     assert told(timeline.at(main, 50)) == f"{named} grace"
 
 
-def test_c07_of_two_at_one_start_the_later_one_has_it() -> None:
+def test_of_two_at_one_start_the_later_one_has_it() -> None:
     start = 0xFFFFFFFFA0257CF8
     sub, main = "bpf_prog_b07c000000000000_F", "bpf_prog_ae31000000000000__dummy_tracepoi"
     timeline = timeline_of(load(start, 0x100, sub, 10), load(start, 0x100, main, 11))

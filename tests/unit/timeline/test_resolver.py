@@ -213,7 +213,7 @@ def test_hidden_table_says_so_where_the_past_knows_nothing() -> None:
     assert resolver.resolve(BASE, 5) is NOT_LOADED
 
 
-def test_32_bit_table() -> None:
+def test_a_table_of_32_bits() -> None:
     table = Kallsyms.parse(
         b"80008000 T _text\n80008000 T first\n80009000 T second\n8000a000 T _etext\n"
     )
@@ -223,7 +223,7 @@ def test_32_bit_table() -> None:
     assert resolver.resolve(0x10000, 20) is USER_ADDRESS
 
 
-def test_c04_program_that_was_not_jited_hides_nothing() -> None:
+def test_program_that_was_not_jited_hides_nothing() -> None:
     table = Kallsyms.parse(
         b"ffffffffa9b6b3b0 t __bpf_prog_run224\nffffffffa9b6b530 t __bpf_prog_run32\n"
         b"ffffffffa9b6b570 t next_demo\n"
@@ -243,7 +243,7 @@ def test_c04_program_that_was_not_jited_hides_nothing() -> None:
     assert past.lifetimes() == []
 
 
-def test_c06_trampolines_and_dispatchers_by_their_own_names() -> None:
+def test_trampolines_and_dispatchers_by_their_own_names() -> None:
     names = ["bpf_trampoline_6442500001", "bpf_trampoline_6442500002_1", "bpf_dispatcher_xdp"]
     start = 0xFFFFFFFFC0040000
     images = [
@@ -263,7 +263,7 @@ def test_c06_trampolines_and_dispatchers_by_their_own_names() -> None:
         assert {frame.module for frame in frames if isinstance(frame, Frame)} == {"[bpf]"}
 
 
-def test_c12_frame_perf_had_named_gets_the_same_name_or_a_reason() -> None:
+def test_frame_perf_had_named_gets_the_same_name_or_a_reason() -> None:
     name = "bpf_prog_2b95000000000000_lb"
     past = timeline_of(load(0xFFFFFFFFC09AC313, 0xC00, name, 10))
     frame = Resolver(past).resolve(0xFFFFFFFFC09ACE93, 20)
@@ -272,14 +272,14 @@ def test_c12_frame_perf_had_named_gets_the_same_name_or_a_reason() -> None:
 
 
 @pytest.mark.parametrize("past", [None, Timeline()])
-def test_c13_address_of_a_program_that_is_not_listed_is_not_the_modules(past: Timeline) -> None:
+def test_address_of_a_program_that_is_not_listed_is_not_the_modules(past: Timeline) -> None:
     text = b"ffffffffc0100000 t mod_a\t[a]\nffffffffc0180000 t mod_b\t[b]\n"
     sizes = {"a": (0xFFFFFFFFC0100000, 0x4000), "b": (0xFFFFFFFFC0180000, 0x8000)}
     for table in (Kallsyms.parse(text, sizes), Kallsyms.parse(text)):
         assert Resolver(past, table).resolve(0xFFFFFFFFC01C5754, 20) is UNKNOWN_ADDRESS
 
 
-def test_a19_table_of_another_boot_can_be_told_and_names_nothing_far_off() -> None:
+def test_table_of_another_boot_can_be_told_and_names_nothing_far_off() -> None:
     table = Kallsyms.parse(
         b"ffffffff9d000000 T _text\nffffffff9d000100 T fn\nffffffff9e000000 T _etext\n"
         b"ffffffffc0100000 d last_data\t[odd]\n"

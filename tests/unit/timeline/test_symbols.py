@@ -36,7 +36,7 @@ GRAMMAR = re.compile(r"bpf_prog_([0-9a-f]{16})(?:_(.*))?", re.DOTALL)
         ("bpf_trampoline_6442500001", None),
     ],
 )
-def test_c08_bpf_name_parsing(name: str, expected: tuple[str, str] | None) -> None:
+def test_bpf_name_parsing(name: str, expected: tuple[str, str] | None) -> None:
     assert split_bpf_name(name) == expected
 
 
