@@ -12,7 +12,7 @@ from ksym_plugin.timeline.symbols import Lifetime
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.sources.module_child import Answer, Question
+    from ksym_plugin.sources.module_functions import Answer, Question
 
 BASE = 0xFFFF_FFFF_C100_0000
 SIZE = 0x4000
@@ -48,19 +48,21 @@ class Reader:
     """Answers when it is told to, from ``rows``."""
 
     def __init__(self) -> None:
-        self.fd = -1
+        self._reading = self._writing = -1
         self.asked: list[list[Question]] = []
         self.ready: list[Answer] | None = None
         self.rows: dict[str, list] = {}
         self.with_init: set[str] = set()
         self.fails = False
-        self._writing = -1
+
+    def fileno(self) -> int:
+        return self._reading
 
     def ask(self, questions: list[Question]) -> None:
         if self.fails:
             raise OSError(11, "no more processes")
         self.asked.append(questions)
-        self.fd, self._writing = os.pipe()
+        self._reading, self._writing = os.pipe()
 
     def answer(self, when: int = 0, problem: str = "") -> None:
         """Have the answers to what was asked last ready."""
@@ -80,10 +82,10 @@ class Reader:
         return ready
 
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
+        if self._reading >= 0:
+            os.close(self._reading)
             os.close(self._writing)
-        self.fd = self._writing = -1
+        self._reading = self._writing = -1
 
 
 class Host:

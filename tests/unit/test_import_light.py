@@ -21,6 +21,7 @@ OUTSIDE = (
     "ksym_plugin.cli",
     "ksym_plugin.plugin",
     "ksym_plugin.python",
+    "ksym_plugin.sources.modules",
     "ksym_plugin.kernel.elf",
 )
 

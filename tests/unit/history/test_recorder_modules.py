@@ -45,7 +45,7 @@ def settle(stage: Stage, host: module_hosts.Host) -> None:
     for _ in range(3):
         stage.time.now += 2 * SECOND
         stage.recorder.step()
-        if host.reader.fd >= 0:
+        if host.reader.fileno() >= 0:
             host.reader.answer()
 
 

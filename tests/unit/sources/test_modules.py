@@ -35,7 +35,7 @@ def told(change: object) -> str:
 def settled(host: Host, modules: object) -> list:
     """All changes, with everything answered that is asked."""
     changes = modules.read()  # type: ignore[attr-defined]
-    while host.reader.fd >= 0:
+    while host.reader.fileno() >= 0:
         host.reader.answer()
         changes += modules.read()  # type: ignore[attr-defined]
     return changes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -65,3 +66,9 @@ def listens_and_ends(recorder: Connection) -> None:
 
 def never_ends(_: Connection) -> None:
     time.sleep(600)
+
+
+def runs_a_program(owner: Connection) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as cat:
+        owner.send(cat.pid)
+        cat.wait()

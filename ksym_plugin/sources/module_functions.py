@@ -1,4 +1,4 @@
-"""The process that finds out which functions are in modules, and ends.
+"""Which functions are in modules, found out by a process that ends when it has answered.
 
 It is one of its own, for each load, so that what takes long neither keeps a name from
 being recorded nor stays in the recorder's memory. A module's ELF file has the truth; where
@@ -8,48 +8,89 @@ which only what precedes BPF's lines is read: those alone make reading it slow.
 
 from __future__ import annotations
 
-import marshal
 import os
-import sys
 import time
 from bisect import bisect_right
 
 from ksym_plugin.kernel import kallsyms as line_of
 from ksym_plugin.kernel.kallsyms import PAGE, Kallsyms, KallsymsText
+from ksym_plugin.kernel.worker import Worker
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.packed import pack_functions
 from ksym_plugin.timeline.symbols import MODULE, Symbol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import IO, Final, Optional
+    from typing import IO, Optional
 
     from ksym_plugin.kernel.elf import ElfFile
+    from ksym_plugin.kernel.worker import Connection
     from ksym_plugin.timeline.packed import FunctionRow
 
     #: Name, base address, bytes, sections, build id.
     Question = tuple[str, int, int, dict[str, int], Optional[str]]
-    #: Where code is, how long, and its functions as ``pack`` makes them; there may be none.
+    #: Where code is, how long, and its functions as ``pack_functions`` makes them.
     Code = tuple[int, int, bytes]
-    #: Why there are none, or ""; when that was so; its code, and that for its init alone.
+    #: Why there are no functions, or ""; when that was so; the module's code, and that for
+    #: its init alone.
     Answer = tuple[str, int, Code, Code]
 
-KALLSYMS: Final = "/proc/kallsyms"
+KALLSYMS = "/proc/kallsyms"
+#: How long the process may take, in seconds, init functions that it waits for included.
+_LIMIT = 10.0
 #: An ELF file takes some 10 ms, kallsyms 50 ms for all there are.
-_MOST_FILES: Final = 8
+_MOST_FILES = 8
 #: How long an init function is waited for, whose module only kallsyms can tell of.
-_PATIENCE: Final = 3.0
-_PAUSE: Final = 0.02
-_BLOCK: Final = 1 << 17
-_INIT: Final = ".init"
-_NONE: Final = (0, 0, b"")
-_BPF: Final = b"\t[bpf]"
+_INIT_SECONDS = 3.0
+_STEP_SECONDS = 0.02
+_BLOCK = 1 << 17
+_INIT = ".init"
+_NONE = (0, 0, b"")
+_BPF = b"\t[bpf]"
 
 
-def main() -> None:
-    """Answer the questions on stdin on stdout, in their order."""
-    questions = marshal.loads(sys.stdin.buffer.read())  # noqa: S302 - the recorder's own
-    sys.stdout.buffer.write(marshal.dumps(answers(questions, os.uname().release)))
+class FunctionReader:
+    """Asks about modules; one process at a time."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+        self._give_up = 0.0
+
+    def fileno(self) -> int:
+        """Readable when there is an answer; -1 when nothing is asked."""
+        return -1 if self._worker is None else self._worker.fileno()
+
+    def ask(self, questions: list[Question]) -> None:
+        """Start the process. OSError if that cannot be."""
+        self._worker = Worker(answer)
+        self._give_up = time.monotonic() + _LIMIT
+        try:
+            self._worker.send(questions)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self) -> list[Answer] | None:
+        """The answers once they are there; an empty list if there will be none."""
+        if self._worker is None:
+            return []
+        messages = self._worker.read()
+        if not messages and self.fileno() >= 0 and time.monotonic() < self._give_up:
+            return None
+        self.close()
+        answers = messages[0] if messages else []
+        return answers if isinstance(answers, list) else []
+
+    def close(self) -> None:
+        """End the process, and what it runs to unpack a file; idempotent."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+def answer(recorder: Connection) -> None:
+    """What the process does: answer all questions at once, in their order."""
+    recorder.send(answers(recorder.receive(), os.uname().release))
 
 
 def answers(questions: list[Question], release: str, kallsyms: str = KALLSYMS) -> list[Answer]:
@@ -57,9 +98,9 @@ def answers(questions: list[Question], release: str, kallsyms: str = KALLSYMS) -
     found: dict[int, Answer] = {}
     if len(questions) <= _MOST_FILES:
         for number, question in enumerate(questions):
-            answer = _by_file(question, release)
-            if answer is not None:
-                found[number] = answer
+            by_file = _by_file(question, release)
+            if by_file is not None:
+                found[number] = by_file
     rest = [number for number in range(len(questions)) if number not in found]
     if rest:
         asked = [questions[number] for number in rest]
@@ -79,20 +120,20 @@ def _by_file(question: Question, release: str) -> Answer | None:
         file = modules.read(path, sections, build_id)
     except (KsymError, ImportError):
         return None
-    rows, init = parted(functions_of(file), sections)
+    rows, init = split_init(functions_of(file), sections)
     # Which module it was is known by its sections: it may have gone meanwhile.
     return _answer(rows, init, base, size, 0) if rows else None
 
 
-def parted(
+def split_init(
     rows: list[FunctionRow], sections: dict[str, int]
 ) -> tuple[list[FunctionRow], list[FunctionRow]]:
-    """Functions that stay, and those that are let go after the init function."""
-    places = sorted((address, name) for name, address in sections.items())
-    starts = [address for address, _ in places]
+    """Functions that stay, and those that are freed after the init function."""
+    in_order = sorted((address, name) for name, address in sections.items())
+    starts = [address for address, _ in in_order]
     parts: tuple[list[FunctionRow], list[FunctionRow]] = ([], [])
     for row in rows:
-        _, section = places[bisect_right(starts, row[0]) - 1]
+        _, section = in_order[bisect_right(starts, row[0]) - 1]
         parts[section.startswith(_INIT)].append(row)
     return parts
 
@@ -170,10 +211,10 @@ def _bounded(table: Kallsyms, starts: set[int]) -> list[FunctionRow]:
 
 
 def _await_inits(names: list[str]) -> None:
-    """Let init functions end: until then kallsyms lists what is let go after that as well."""
-    give_up = time.monotonic() + _PATIENCE
+    """Let init functions end: until then kallsyms lists what is freed after that as well."""
+    give_up = time.monotonic() + _INIT_SECONDS
     while any(map(_is_coming, names)) and time.monotonic() < give_up:
-        time.sleep(_PAUSE)
+        time.sleep(_STEP_SECONDS)
 
 
 def _is_coming(name: str) -> bool:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
-import marshal
 import os
 import select
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ksym_plugin.kernel import modules
 from ksym_plugin.kernel.elf import ElfError
-from ksym_plugin.sources import module_child, module_reader
-from ksym_plugin.sources.module_reader import ModuleReader
+from ksym_plugin.sources import module_functions
+from ksym_plugin.sources.module_functions import FunctionReader
 from ksym_plugin.timeline.packed import PackedFunctions
 from tests.unit.elf_files import LOCAL, WEAK, Sym, vmlinux
+from tests.unit.sources import workers
 
 BASE = 0xFFFF_FFFF_C100_0000
 SECTIONS = {".text": BASE, ".init.text": BASE + 0x8000}
@@ -70,7 +69,7 @@ def test_functions_are_those_of_the_file_at_its_sections(
     path = modules.path_of("my_mod", "6.0-test", str(tmp_path))
     assert path == str(file)
     assert path is not None
-    rows = module_child.functions_of(modules.read(path, SECTIONS, "1234"))
+    rows = module_functions.functions_of(modules.read(path, SECTIONS, "1234"))
     assert rows == [
         (BASE, 0x30, "first"),
         (BASE, 0x30, "weak_first"),
@@ -92,7 +91,7 @@ def test_a_file_is_used_only_if_it_is_what_was_loaded(tmp_path: Path) -> None:
 def test_init_code_is_told_apart() -> None:
     rows = [(BASE + at, 8, str(at)) for at in (0, 0x1000, 0x7FF8, 0x8000, 0x8100, 0x9000)]
     sections = {**SECTIONS, ".data": BASE + 0x2000, ".exit.text": BASE + 0x9000}
-    stays, goes = module_child.parted(rows, sections)
+    stays, goes = module_functions.split_init(rows, sections)
     assert [name for *_, name in goes] == [str(0x8000), str(0x8100)]
     assert sorted(stays + goes) == rows
 
@@ -112,7 +111,7 @@ def test_a_module_from_elsewhere_has_no_file(tmp_path: Path) -> None:
 
 
 def test_kallsyms_tells_up_to_the_first_line_of_bpf() -> None:
-    functions = module_child.functions_in(io.BytesIO(TABLE.encode()))
+    functions = module_functions.functions_in(io.BytesIO(TABLE.encode()))
     assert functions["m"] == [
         (BASE, 0x10, "__pfx_first"),
         (BASE + 0x10, 0x70, "first"),
@@ -127,19 +126,19 @@ def test_kallsyms_tells_up_to_the_first_line_of_bpf() -> None:
 
 @pytest.mark.parametrize("block", [100, 150, 200, 1 << 20])
 def test_it_tells_the_same_however_it_is_cut(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = module_child.functions_in(io.BytesIO(TABLE.encode()))
-    monkeypatch.setattr(module_child, "_BLOCK", block)
-    assert module_child.functions_in(io.BytesIO(TABLE.encode())) == whole
+    whole = module_functions.functions_in(io.BytesIO(TABLE.encode()))
+    monkeypatch.setattr(module_functions, "_BLOCK", block)
+    assert module_functions.functions_in(io.BytesIO(TABLE.encode())) == whole
 
 
-def question(name: str, base: int = BASE, size: int = 0x4000) -> module_child.Question:
+def question(name: str, base: int = BASE, size: int = 0x4000) -> module_functions.Question:
     return name, base, size, {}, None
 
 
-def answered(tmp_path: Path, *questions: module_child.Question) -> list:
+def answered(tmp_path: Path, *questions: module_functions.Question) -> list:
     table = tmp_path / "kallsyms"
     table.write_text(TABLE)
-    return module_child.answers(list(questions), "6.0-test", str(table))
+    return module_functions.answers(list(questions), "6.0-test", str(table))
 
 
 def test_without_a_file_kallsyms_answers_in_order(tmp_path: Path) -> None:
@@ -161,11 +160,11 @@ def test_functions_of_another_place_are_not_its(tmp_path: Path, base: int, size:
 
 
 def test_an_unreadable_table_is_a_problem(tmp_path: Path) -> None:
-    ((problem, *_),) = module_child.answers([question("m")], "x", str(tmp_path / "none"))
+    ((problem, *_),) = module_functions.answers([question("m")], "x", str(tmp_path / "none"))
     assert "No such file" in problem
 
 
-def wait(reader: ModuleReader) -> list:
+def wait(reader: FunctionReader) -> list:
     give_up = time.monotonic() + 30
     while time.monotonic() < give_up:
         found = reader.read()
@@ -176,61 +175,42 @@ def wait(reader: ModuleReader) -> list:
 
 
 def test_the_process_answers_and_ends() -> None:
-    reader = ModuleReader()
+    reader = FunctionReader()
+    assert reader.fileno() == -1
     reader.ask([question("no_such_module_here")] * 2)
-    assert reader.fd >= 0
-    assert not os.get_inheritable(reader.fd)
+    assert reader.fileno() >= 0
+    assert not os.get_inheritable(reader.fileno())
     answers = wait(reader)
     assert len(answers) == 2
     assert all(answer[0] for answer in answers)
-    assert reader.fd == -1
+    assert reader.fileno() == -1
     reader.close()
 
 
 @pytest.mark.parametrize(
-    "dies",
-    [
-        "sys.exit(1)",
-        "sys.stdout.write('half')",
-        "sys.stdout.buffer.write(marshal.dumps(7))",
-        "time.sleep(60)",
-    ],
+    "function",
+    [workers.ends, workers.is_refused, workers.dies_within_a_message, workers.never_ends],
 )
 def test_a_process_that_fails_or_hangs_has_no_answers(
-    dies: str, monkeypatch: pytest.MonkeyPatch
+    function: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module_reader, "_CHILD", f"import marshal, sys, time; {dies}")
-    monkeypatch.setattr(module_reader, "_PATIENCE", 200_000_000 if "sleep" in dies else 10**11)
-    reader = ModuleReader()
+    monkeypatch.setattr(module_functions, "answer", function)
+    monkeypatch.setattr(module_functions, "_LIMIT", 0.2 if function is workers.never_ends else 100)
+    reader = FunctionReader()
     reader.ask([question("m")])
-    child = reader._process
     assert wait(reader) == []
-    assert child is not None
-    assert child.returncode is not None
-    assert reader.fd == -1
-
-
-def test_the_process_reads_questions_from_a_file() -> None:
-    code = "from ksym_plugin.sources import module_child; module_child.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=marshal.dumps([]),
-        capture_output=True,
-        check=True,
-    )
-    assert marshal.loads(done.stdout) == []
+    assert reader.fileno() == -1
+    with pytest.raises(ChildProcessError):  # There is no child, running or not.
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_what_a_process_runs_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = (
-        "import subprocess; cat = subprocess.Popen(['cat'], stdin=subprocess.PIPE,"
-        " stdout=subprocess.DEVNULL); print(cat.pid, flush=True); cat.wait()"
-    )
-    monkeypatch.setattr(module_reader, "_CHILD", started)
-    reader = ModuleReader()
+    monkeypatch.setattr(module_functions, "answer", workers.runs_a_program)
+    reader = FunctionReader()
     reader.ask([])
-    select.select([reader.fd], [], [], 10)
-    pid = int(os.read(reader.fd, 100))
+    select.select([reader], [], [], 10)
+    assert reader._worker is not None
+    pid = reader._worker.receive(10)
     assert os.path.exists(f"/proc/{pid}")
     reader.close()
     give_up = time.monotonic() + 10
