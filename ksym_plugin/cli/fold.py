@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from typing import IO, Optional
 
     from ksym_plugin.kernel.worker import Connection
-    from ksym_plugin.perf.repaint import Renamer, TextTally
+    from ksym_plugin.perf.namer import Tally
+    from ksym_plugin.perf.repaint import Renamer
 
     Range = tuple[int, int]
     #: ``--history`` and ``--clock``.
     Naming = tuple[Optional[str], Optional[str]]
     #: Of a part: its stacks, its tally, and why the running system was not asked.
-    Folded = tuple[Sums, Optional[TextTally], str]
+    Folded = tuple[Sums, Optional[Tally], str]
 
 _CHUNK = 1 << 20
 #: A smaller part is not worth a process.

@@ -32,16 +32,23 @@ KERNEL_DSO = "[kernel.kallsyms]"
 UNCERTAIN = "?"
 #: Of what no symbol covers, that which only BPF can be where it is no module's.
 _UNNAMED_BPF = (AMONG_BPF, NOT_LOADED)
-#: What perf is told of as of BPF, and most of a history's sources are not: copies of what
-#: kprobes are on, and ftrace's trampolines (``perf_event_ksymbol`` in the kernel).
+#: What the kernel announces to perf as it does BPF, and not to most of a history's sources:
+#: copies of what kprobes are on, and ftrace's trampolines (``perf_event_ksymbol``).
 _OUT_OF_LINE = ("kprobe_insn_page", "kprobe_optinsn_page", "ftrace_trampoline")
-#: How many different errors are told apart, and how much of each.
+#: How many different errors are counted, and how much is kept of the text of each.
 _MOST_ERRORS = 16
-_LONGEST = 100
+_LONGEST_ERROR = 100
+
+
+#: Why a frame of perf script's text keeps its name or has none: the time is not printed in full.
+COARSE = Reason("two symbols followed each other here within what perf prints of the time")
 
 
 class Tally:
-    """What became of the kernel frames, and why some have no name."""
+    """What became of the kernel frames, and why some have no name.
+
+    ``coarse`` frames and ``unparsed`` lines are of text alone, ``errors`` of samples alone.
+    """
 
     def __init__(self) -> None:
         self.confirmed = 0
@@ -53,12 +60,14 @@ class Tally:
         self.bpf = 0
         self.grace = 0
         self.gap = 0
+        self.coarse = 0
+        self.unparsed = 0
         self.unknown: dict[str, int] = {}
         self.errors: dict[str, int] = {}
 
     @property
     def frames(self) -> int:
-        named = self.confirmed + self.added + self.renamed + self.unverified
+        named = self.confirmed + self.added + self.renamed + self.unverified + self.coarse
         return named + sum(self.unknown.values())
 
     def lines(self) -> list[str]:
@@ -89,11 +98,25 @@ class Tally:
             )
         for what, count in sorted(self.errors.items()):
             lines.append(f"{count:,} samples {what}")
+        if self.coarse:
+            lines.append(f"{self.coarse:,} are as perf had them: {COARSE.text}")
+        if self.unparsed:
+            lines.append(f"{self.unparsed:,} lines are neither header nor frame; left as they are")
         return lines
+
+    def add(self, other: Tally) -> None:
+        """Take in the tally of another part of the same samples."""
+        for count, value in vars(other).items():
+            if isinstance(value, dict):
+                mine = getattr(self, count)
+                for what, number in value.items():
+                    mine[what] = mine.get(what, 0) + number
+            else:
+                setattr(self, count, getattr(self, count) + value)
 
     def failed(self, outcome: str, error: Exception) -> None:
         """A sample that could not be read as it should; ``outcome`` is what became of it."""
-        what = f"{outcome}: {type(error).__name__}: {str(error)[:_LONGEST]}"
+        what = f"{outcome}: {type(error).__name__}: {str(error)[:_LONGEST_ERROR]}"
         if what not in self.errors and len(self.errors) >= _MOST_ERRORS:
             what = f"{outcome}: other errors"
         self.errors[what] = self.errors.get(what, 0) + 1

@@ -12,6 +12,7 @@ import re
 from ksym_plugin.kernel.clocks import PERF
 from ksym_plugin.perf import text
 from ksym_plugin.perf.namer import (
+    COARSE,
     Tally,
     decide,
     format_dso,
@@ -47,45 +48,7 @@ if TYPE_CHECKING:
     #: The running system, asked for once and only if a frame wants it.
     Running = Callable[[], tuple[Optional[Lookup], Optional[Kallsyms]]]
 
-#: Why a frame keeps its name or has none, of perf script text alone.
-COARSE = Reason("two symbols followed each other here within what perf prints of the time")
-
-
-class TextTally(Tally):
-    """The tally of a text: also what could not be read, and what times were too coarse for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.coarse = 0
-        self.unparsed = 0
-
-    @property
-    def frames(self) -> int:
-        return super().frames + self.coarse
-
-    def lines(self) -> list[str]:
-        lines = super().lines()
-        if self.coarse:
-            lines.append(f"{self.coarse:,} are as perf had them: {COARSE.text}")
-        if self.unparsed:
-            lines.append(f"{self.unparsed:,} lines are neither header nor frame; left as they are")
-        return lines
-
-    def add(self, other: TextTally) -> None:
-        """Take in the tally of another part of the same text."""
-        for count, value in vars(other).items():
-            if isinstance(value, dict):
-                mine = getattr(self, count)
-                for what, number in value.items():
-                    mine[what] = mine.get(what, 0) + number
-            else:
-                setattr(self, count, getattr(self, count) + value)
-
-
 KERNEL_HALF = 1 << 63
-#: Weights of frames that are the same at all times; no sample has so many frames.
-STANDS = 1
-NAMELESS = 1 << 30
 _GUEST = b"[guest."
 #: perf's time of a sample that has none is 0 or all ones, by its version.
 _NO_TIME = 1 << 63
@@ -98,6 +61,13 @@ _NOT_SHOWN = (
 )
 #: How many of perf's names are kept to judge by whether the running kernel is the text's.
 _WITNESSES = 64
+#: A user frame as perf prints it: most of them, at a glance.
+_USER = re.compile(rb"\t *(?:[0-9a-f]{1,15}|[0-7][0-9a-f]{15}) .* \(.*\)", re.DOTALL)
+#: Weights of frames that are the same at all times: perf's name stands, or there is none; no
+#: sample has so many frames. SLOW is of lines that have to be looked at in their place.
+STANDS = 1
+NAMELESS = 1 << 30
+SLOW = 1 << 60
 
 
 class Renamer:
@@ -120,7 +90,7 @@ class Renamer:
         doubt: bool = False,
         follow: Callable[[int], tuple[int, ClockMap]] | None = None,
     ) -> None:
-        self.tally = TextTally()
+        self.tally = Tally()
         #: Why the running system is not used, if so.
         self.problem = ""
         self._past = past
@@ -158,17 +128,18 @@ class Renamer:
         if answer is COARSE and name:
             self.tally.coarse += 1
             return line
-        held = decide(answer, name, dso, self.tally, self._has_modules)
-        if isinstance(held, Frame):
-            offset = f"+{held.offset:#x}" if frame.offset or not name else ""
-            return _rewritten(line, frame, format_name(held) + offset, format_dso(held, dso))
-        if held is None:
-            shown = unnamed_dso(answer, name, dso)
-            is_same = not name and shown == dso
-            return line if is_same else _rewritten(line, frame, "[unknown]", shown or "[unknown]")
-        if held == name:
+        decision = decide(answer, name, dso, self.tally, self._has_modules)
+        if isinstance(decision, Frame):
+            offset = f"+{decision.offset:#x}" if frame.offset or not name else ""
+            symbol = format_name(decision) + offset
+            return _rewritten(line, frame, symbol, format_dso(decision, dso))
+        if decision is None:
+            left = unnamed_dso(answer, name, dso)
+            is_same = not name and left == dso
+            return line if is_same else _rewritten(line, frame, "[unknown]", left or "[unknown]")
+        if decision == name:
             return line
-        return _rewritten(line, frame, held + frame.offset.decode("ascii"), None)
+        return _rewritten(line, frame, decision + frame.offset.decode("ascii"), None)
 
     def report(self) -> list[str]:
         """The tally as text, and why the running system was not asked."""
@@ -238,8 +209,8 @@ class Renamer:
 
     def _note(self, frame: FrameLine, name: str, dso: str) -> None:
         """Keep where a function of the core image begins, by perf."""
-        is_told = name and frame.offset and is_core(dso) and not is_bpf_name(name, dso)
-        if self._running is not None and is_told and len(self._witnesses) < _WITNESSES:
+        is_in_core = name and frame.offset and is_core(dso) and not is_bpf_name(name, dso)
+        if self._running is not None and is_in_core and len(self._witnesses) < _WITNESSES:
             self._witnesses[frame.address] = int(frame.offset, 16)
 
     def _ask_running(self) -> None:
@@ -251,7 +222,7 @@ class Renamer:
             return
         self.problem = ""
         past, statics = ask()
-        if statics is None:  # It has said why.
+        if statics is None:  # The user has been told why.
             return
         verdict = _verdict(self._witnesses, statics)
         if verdict < 0 or (self._doubt and not verdict):
@@ -323,12 +294,6 @@ def encode_name(name: str) -> bytes:
         return name.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # half a surrogate pair: no bytes can have been decoded to it
         return name.encode("utf-8", "backslashreplace")
-
-
-#: A user frame as perf prints it: most of them, at a glance.
-_USER = re.compile(rb"\t *(?:[0-9a-f]{1,15}|[0-7][0-9a-f]{15}) .* \(.*\)", re.DOTALL)
-#: Weighs more than all the frames of any sample.
-SLOW = 1 << 60
 
 
 class Weights(dict[bytes, int]):

@@ -20,21 +20,11 @@ from ksym_plugin.timeline.symbols import EXACT, MODULE, Frame, Reason
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Protocol, Union
+    from typing import Union
 
+    from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.timeline.symbols import Lifetime
-    from ksym_plugin.timeline.timeline import Answer
-
-    class Recorded(Protocol):
-        """What a history holds of one boot (``history.reader.BootHistory``)."""
-
-        @property
-        def extent(self) -> int: ...
-        @property
-        def has_modules(self) -> bool: ...
-        def at(self, address: int, time_ns: int, /) -> Answer: ...
-        def lifetimes(self) -> list[Lifetime]: ...
 
     Found = Union[Frame, Reason]
 
@@ -54,7 +44,7 @@ _NO_TIME = -1
 
 
 class Repairer:
-    """Folded text in, a line at a time, the same text out. ``lines`` says what was done.
+    """Folded text in, a line at a time, the same text out. ``tally`` says what was done.
 
     At ``time_ns`` (CLOCK_MONOTONIC) if that is given. Without ``kallsyms`` only BPF symbols
     have names.
@@ -62,16 +52,16 @@ class Repairer:
 
     def __init__(
         self,
-        past: Recorded | None,
+        history: BootHistory,
         kallsyms: Kallsyms | None = None,
         time_ns: int | None = None,
     ) -> None:
-        self._past = past
+        self._history = history
         self._time = time_ns
-        self._resolver = Resolver(past, kallsyms)
+        self._resolver = Resolver(history, kallsyms)
         self._answers: dict[int, Found] = {}
-        #: All that was ever held, by start, read once it is wanted.
-        self._held: list[Lifetime] | None = None
+        #: All lifetimes but those of modules by start, read once they are wanted.
+        self._lifetimes: list[Lifetime] | None = None
         self._starts: list[int] = []
         self._longest = 0
         #: Modules are few and long: they would make every search a long one.
@@ -132,14 +122,14 @@ class Repairer:
         if answer is None:
             if len(self._answers) >= _MOST:
                 self._answers.clear()
-            if self._past is None or self._time is not None:
-                answer = self._resolver.resolve(address, self._time or 0)
+            if self._time is not None:
+                answer = self._resolver.resolve(address, self._time)
             else:
-                answer = self._ever(address)
+                answer = self._at_any_time(address)
             self._answers[address] = answer
         return answer
 
-    def _ever(self, address: int) -> Found:
+    def _at_any_time(self, address: int) -> Found:
         """The only symbol that was ever at an address, as far as the history goes."""
         only: Found | None = None
         for lifetime in self._reaching(address):
@@ -151,35 +141,35 @@ class Repairer:
 
     def _reaching(self, address: int) -> Iterator[Lifetime]:
         """Every lifetime that can have had an address."""
-        if self._held is None:
-            self._read()
-        held = self._held or ()
+        lifetimes = self._read() if self._lifetimes is None else self._lifetimes
         for module in self._modules:
             if module.symbol.start <= address < module.symbol.end:
                 yield module
         after = bisect_right(self._starts, address)
-        beside: dict[int, _Beside] = {}
+        neighbours: dict[int, _Neighbours] = {}
         for at in range(after - 1, -1, -1):
-            lifetime = held[at]
+            lifetime = lifetimes[at]
             if lifetime.symbol.start + self._longest <= address:
                 return
             if lifetime.symbol.end <= address:
                 continue
             start = lifetime.symbol.start
-            if lifetime.open_ended and start not in beside:
-                beside[start] = _Beside(held[bisect_right(self._starts, start) : after])
+            if lifetime.open_ended and start not in neighbours:
+                later = lifetimes[bisect_right(self._starts, start) : after]
+                neighbours[start] = _Neighbours(later)
             # What was loaded beside an image lies behind its true end.
-            if not lifetime.open_ended or not beside[start].coexisted(lifetime):
+            if not lifetime.open_ended or not neighbours[start].coexisted(lifetime):
                 yield lifetime
 
-    def _read(self) -> None:
-        held = self._past.lifetimes() if self._past is not None else []
-        self._modules = [lifetime for lifetime in held if lifetime.symbol.kind == MODULE]
-        others = (lifetime for lifetime in held if lifetime.symbol.kind != MODULE)
-        self._held = sorted(others, key=lambda lifetime: lifetime.symbol.start)
-        self._starts = [lifetime.symbol.start for lifetime in self._held]
-        lengths = (lifetime.symbol.end - lifetime.symbol.start for lifetime in self._held)
+    def _read(self) -> list[Lifetime]:
+        lifetimes = sorted(self._history.lifetimes(), key=lambda lifetime: lifetime.symbol.start)
+        self._modules = [lifetime for lifetime in lifetimes if lifetime.symbol.kind == MODULE]
+        others = [lifetime for lifetime in lifetimes if lifetime.symbol.kind != MODULE]
+        self._starts = [lifetime.symbol.start for lifetime in others]
+        lengths = (lifetime.symbol.end - lifetime.symbol.start for lifetime in others)
         self._longest = max(lengths, default=0)
+        self._lifetimes = others
+        return others
 
 
 def _name(found: Found) -> tuple[int, str] | Reason:
@@ -187,7 +177,7 @@ def _name(found: Found) -> tuple[int, str] | Reason:
     return (found.address - found.offset, found.name) if isinstance(found, Frame) else found
 
 
-class _Beside:
+class _Neighbours:
     """Lifetimes, to be asked whether any of them was surely there together with another."""
 
     __slots__ = ("_loads", "_unloads")

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from ksym_plugin.cli import fold
 from ksym_plugin.perf.fold import Folder, Options, Sums, format_function
-from ksym_plugin.perf.repaint import Renamer, TextTally
+from ksym_plugin.perf.namer import Tally
+from ksym_plugin.perf.repaint import Renamer
 from ksym_plugin.timeline.errors import HistoryError, KsymError
 from tests.unit.texts import (
     REFERENCE,
@@ -299,7 +300,7 @@ def test_what_goes_wrong_in_a_part_is_said(
 
 
 def test_what_the_parts_report_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    tally, by = TextTally(), renamer()
+    tally, by = Tally(), renamer()
     tally.confirmed = 3
     in_parts(lambda *_: (Sums(), tally, "not asked"), monkeypatch, by)
     assert by.tally.confirmed == 6

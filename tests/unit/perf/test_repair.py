@@ -33,7 +33,7 @@ def test_counts_are_kept_as_they_are() -> None:
         b"dd;ffffffff81000504 3 4\n"
         b"dd;ffffffff81000404  0 \r\n"
     )
-    repairer = Repairer(None, statics())
+    repairer = Repairer(timeline_of(), statics())
     assert repaired(text, repairer) == (
         text.replace(b"ffffffff81000404", b"alpha").replace(b"ffffffff81000504", b"beta")
     )
