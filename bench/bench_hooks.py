@@ -86,8 +86,8 @@ def overheads(live: int, count: int, rounds: int) -> list[dict[str, Any]]:
     with following(loads) as (manager, follower):
         table = follower.table
         # The same objects that the hook gets to, without the way there.
-        resolver, timeline = table._resolver, table._timeline
-        at = table.covered
+        resolver, timeline = table._resolver, table.tracker.timeline
+        at = table.tracker.covered
         pairs = pairs_of(timeline, count * DEPTH, at)
         addresses = [address for address, _ in pairs]
         random.Random(5).shuffle(addresses)

@@ -127,10 +127,10 @@ def costs(source_name: str, count: int, pause: int, idle: int) -> tuple[float, f
         resting = (time.process_time() - began) / idle
         os.close(stop)
         os.close(stopping)
-        before, clock = recorder.changes, time.monotonic()
+        before, clock = recorder.tracker.changes, time.monotonic()
         _, spent = run_beside(recorder, count, pause)
         spent -= resting * (time.monotonic() - clock)
-        changes = recorder.changes - before
+        changes = recorder.tracker.changes - before
     return resting, spent / max(changes, 1), changes
 
 

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 def lines(source: Source, recorder: Recorder, output: str) -> list[str]:
     """A sentence each on the source, on its probe where it has one, and on ourselves."""
     counts = source.stats()
-    applied = plural(recorder.changes, "change")
+    applied = plural(recorder.tracker.changes, "change")
     losses, resyncs = (
-        plural(recorder.losses, "loss"),
-        plural(max(0, recorder.resyncs - 1), "resync"),
+        plural(recorder.tracker.losses, "loss"),
+        plural(max(0, recorder.tracker.resyncs - 1), "resync"),
     )
     told = [f"{source.name}: {applied} applied, {losses}, {resyncs}"]
     if "records" in counts:
@@ -204,7 +204,7 @@ def _record(
                 with contextlib.suppress(OSError):
                     os.unlink(output)
             raise
-        before = recorder.changes
+        before = recorder.tracker.changes
         _announce(output, source, attempts, clock)
         until = None if seconds is None else time.monotonic_ns() + seconds
         run = Run(recorder, writer, retention, signals, until)
@@ -214,7 +214,7 @@ def _record(
             with contextlib.suppress(*run.told):
                 recorder.finish()
         if not run.told:
-            say(_summary(recorder, recorder.changes - before, output))
+            say(_summary(recorder, recorder.tracker.changes - before, output))
         for note in (note for child in (details, modules) if child for note in child.notes):
             say(note)
         if stats:
@@ -355,9 +355,9 @@ def _summary(recorder: Recorder, changes: int, output: str) -> str:
     counts = ", ".join(
         (
             plural(changes, "change"),
-            plural(recorder.losses, "loss"),
+            plural(recorder.tracker.losses, "loss"),
             # The first one is the start itself.
-            plural(recorder.resyncs - 1, "resync"),
+            plural(recorder.tracker.resyncs - 1, "resync"),
         )
     )
     return f"{counts}; {plural(len(programs), 'program')} live at the end; kept in {output}"

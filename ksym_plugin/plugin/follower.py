@@ -22,23 +22,22 @@ import os
 import select
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from ksym_plugin.kernel import snapshot
 from ksym_plugin.kernel.clocks import MONOTONIC, PerfClock
 from ksym_plugin.kernel.kallsyms import Kallsyms, read_module_sizes
-from ksym_plugin.plugin.table import NEVER, Table
+from ksym_plugin.plugin.table import Table
 from ksym_plugin.timeline.errors import KallsymsError, KsymError, SourceError
-from ksym_plugin.timeline.reconcile import REST
 from ksym_plugin.timeline.symbols import Reason
+from ksym_plugin.timeline.tracker import CLOCK_SPAN
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Final
 
     from ksym_plugin.plugin.table import News
-    from ksym_plugin.timeline.source import Source
-    from ksym_plugin.timeline.symbols import Frame
+    from ksym_plugin.timeline.source import Change, Source
+    from ksym_plugin.timeline.symbols import Frame, Load
 
 
 class Pipe:
@@ -79,26 +78,25 @@ def _identity(fd: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-_SECOND: Final = 1_000_000_000
+_SECOND = 1_000_000_000
 #: How long the first question waits for a source, in seconds; and for the static symbols.
-PATIENCE: Final = 1.0
-_STATICS_PATIENCE: Final = 10.0
+PATIENCE = 1.0
+_STATICS_PATIENCE = 10.0
 #: For each ns of CPU so many pass, unless the longest rest (s) is too short for that; and
 #: what may be saved up in quiet times, in ns of CPU.
-_REST: Final = 150
-_MOST_REST: Final = 0.1
-_MOST_SAVED: Final = 20_000_000
+_REST = 150
+_MOST_REST = 0.1
+_MOST_SAVED = 20_000_000
 #: How often descriptors, modules and what else tells nobody are looked at, in seconds.
-_HEARTBEAT: Final = 1.0
-_CLOCK_SPAN: Final = 10 * _SECOND
+_HEARTBEAT = 1.0
 #: How long to wait before a source that failed is opened again, in seconds.
-_REOPEN: Final = (1.0, 60.0)
+_REOPEN = (1.0, 60.0)
 #: How long ``stop`` waits for a source that is being opened, and a question for one that
 #: is being read, in seconds.
-_STOP_PATIENCE: Final = 5.0
-_READ_PATIENCE: Final = 1.0
+_STOP_PATIENCE = 5.0
+_READ_PATIENCE = 1.0
 
-_FORKED: Final = (
+_FORKED = (
     "this process was forked: it answers as of then, and marks what may have changed since; "
     "stop the manager and start it again to follow the kernel here"
 )
@@ -108,6 +106,26 @@ _abandoned: list[object] = []
 
 class Disowned(Exception):
     """The descriptors are closed, and not by us."""
+
+
+class _Guarded:
+    """Anybody's source, which is read only as long as the descriptors are this process's."""
+
+    def __init__(self, source: Source, pipe: Pipe) -> None:
+        self._source = source
+        self._pipe = pipe
+        # Somebody else's source may not have been made as ours are.
+        self.lists_images = False
+
+    def read(self) -> list[Change]:
+        if not self._pipe.is_ours():
+            raise Disowned("the host has closed the descriptors")
+        return self._source.read()
+
+    def snapshot(self) -> list[Load]:
+        loads = self._source.snapshot()
+        self.lists_images = bool(getattr(self._source, "lists_images", False))
+        return loads
 
 
 class Allowance:
@@ -159,7 +177,7 @@ class Follower:
         self._is_patient = True
         self._is_forked = False
         self._modules: dict[str, tuple[int, int]] = {}
-        self._ticked = self._looked = self._resync_after = 0
+        self._ticked = self._looked = 0
         self._thread = threading.Thread(target=self._work, name="ksym", daemon=True)
         try:
             self._thread.start()
@@ -173,11 +191,11 @@ class Follower:
         """An answer for each address; see the hook ``ksym_resolve_frames``."""
         if self._is_patient:
             self._await_start()
-        table = self.table
+        table, tracker = self.table, self.table.tracker
         if time_ns is None:
             # Where nobody follows any more the newest state is that of now, and in doubt.
-            watched = table.doubted == NEVER
-            return table.frames(addresses, table.covered if watched else time.monotonic_ns())
+            followed = tracker.lost is None
+            return table.frames(addresses, tracker.covered if followed else time.monotonic_ns())
         if clock != MONOTONIC:
             try:
                 time_ns = table.to_monotonic(clock, time_ns)
@@ -186,7 +204,7 @@ class Follower:
                 known = isinstance(error, KsymError)
                 reason = Reason(str(error) if known else f"there is no clock called {clock}")
                 return [reason for _ in addresses]
-        late = time_ns > table.covered and not self._catch_up(time_ns)
+        late = time_ns > tracker.covered and not self._catch_up(time_ns)
         return table.frames(addresses, time_ns, late)
 
     def start_of(self, name: str) -> int | None:
@@ -212,7 +230,7 @@ class Follower:
     def after_fork_in_child(self) -> None:
         """Keep the table, give back what only the parent may use."""
         self._is_forked = self._is_patient = True
-        self.table.doubt(time.monotonic_ns())
+        self.table.tracker.doubt(time.monotonic_ns())
         self.table.take_news()
         self.table.lock.release()
         # Whoever held these is not here any more.
@@ -241,23 +259,23 @@ class Follower:
 
     def _catch_up(self, until: int) -> bool:
         """Read what happened before ``until``, if the source can be read at any time."""
-        thread = threading.get_ident()
+        thread, tracker = threading.get_ident(), self.table.tracker
         # A signal handler that has interrupted this very thread here need not wait.
         if self._is_forked or self._asking == thread:
             return False
         if not self._using.acquire(timeout=_READ_PATIENCE):
             # Whoever has it may have come so far already.
-            return self.table.covered >= until
+            return tracker.covered >= until
         try:
             self._asking = thread
             source = self._source
             if source is None or source.fileno() < 0:
                 return False
-            if self.table.covered < until:
-                self._read(source)
+            if tracker.covered < until:
+                tracker.read(_Guarded(source, self._pipe))
         except Exception as error:  # noqa: BLE001 - any source's; for the thread to deal with
             self._failure = error
-            self.table.doubt(self.table.covered)
+            tracker.doubt(tracker.covered)
             return False
         finally:
             self._asking = 0
@@ -265,13 +283,7 @@ class Follower:
             if self._failure is not None or self.table.has_news:
                 # The thread sleeps on: what it waits for has been read away.
                 self._pipe.wake()
-        return self.table.covered >= until
-
-    def _read(self, source: Source) -> None:
-        if not self._pipe.is_ours():
-            raise Disowned("the host has closed the descriptors")
-        before = time.monotonic_ns()
-        self.table.apply(source.read(), before)
+        return tracker.covered >= until
 
     def _work(self) -> None:
         """The thread's."""
@@ -298,7 +310,7 @@ class Follower:
         source = self._open_source()
         with self._using:
             self._source = source
-            self._resync(source)
+            self.table.tracker.resync(_Guarded(source, self._pipe))
         self._has_started.set()
         return source
 
@@ -322,17 +334,18 @@ class Follower:
             failure, self._failure = self._failure, None
             if failure is not None:
                 raise failure
-            self._read(source)
+            tracker, guarded = self.table.tracker, _Guarded(source, self._pipe)
+            tracker.read(guarded)
             now = time.monotonic_ns()
-            if self.table.doubted <= now and now >= self._resync_after:
-                self._resync(source)
+            if tracker.is_resync_due(now):
+                tracker.resync(guarded)
         self._pipe.clear()
         self._tell_news()
         if now - self._looked >= _HEARTBEAT * _SECOND:
             self._looked = now
             self._look_at_modules()
-            self.table.forget(now)
-        if now - self._ticked >= _CLOCK_SPAN:
+            tracker.forget(now)
+        if now - self._ticked >= CLOCK_SPAN:
             self._tick(now)
 
     def _tell_news(self) -> None:
@@ -343,27 +356,9 @@ class Follower:
         wait = _HEARTBEAT if source.interval is None else min(source.interval, _HEARTBEAT)
         return int(wait * 1000)
 
-    def _resync(self, source: Source) -> None:
-        """Make the table equal to the kernel's. After a loss, not more often than it is cheap."""
-        began = time.monotonic_ns()
-        try:
-            loads = list(source.snapshot())
-        except SourceError:
-            if not self._has_started.is_set():
-                raise
-            # Nothing can be made good for now; the gap stays open until it can.
-            self._resync_after = time.monotonic_ns() + _SECOND
-            return
-        ended = time.monotonic_ns()
-        # Somebody else's source may not have been made as ours are.
-        images = bool(getattr(source, "lists_images", False))
-        self.table.settle(loads, images, began, ended)
-        self._resync_after = ended + REST * (ended - began)
-        self._read(source)
-
     def _fail(self, error: BaseException) -> bool:
         """The source is no more; whether to try again."""
-        self.table.doubt(self.table.covered)
+        self.table.tracker.doubt(self.table.tracker.covered)
         is_ours = self._pipe.is_ours() and not isinstance(error, Disowned)
         with self._using:
             self._give_back(is_ours)

@@ -4,18 +4,19 @@ One lock guards all of it; whoever applies changes and whoever asks holds it for
 as that takes, and nobody calls anything of another's meanwhile. It may be taken twice by
 one thread: a signal handler that asks can interrupt an answer.
 
-From ``doubted`` on answers are only as good as what was last known: nobody watches yet,
-or changes were lost and the kernel has not been asked anew. Names of BPF are GAP then, and
-what is not there may have been lost.
+While ``tracker.lost`` is set, answers about later than its ``until`` are only as good as
+what was last known: nobody follows the kernel yet, or changes were lost and it has not been
+enumerated again. Names of BPF are GAP then, and what is not there may have been lost.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 from ksym_plugin.kernel.clocks import MONOTONIC, ClockMap
-from ksym_plugin.timeline.reconcile import differences
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
@@ -28,54 +29,45 @@ from ksym_plugin.timeline.symbols import (
     UNKNOWN_ADDRESS,
     VACANT,
     Frame,
-    Load,
     Loss,
     Reason,
-    Unload,
+    Symbol,
 )
-from ksym_plugin.timeline.timeline import MEMORY_COUNT, MEMORY_SPAN, Timeline
+from ksym_plugin.timeline.tracker import Tracker
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Final, Union
+    from collections.abc import Callable, Iterable
 
     from ksym_plugin.kernel.clocks import Instant
     from ksym_plugin.kernel.kallsyms import Kallsyms
-    from ksym_plugin.timeline.symbols import Symbol
+    from ksym_plugin.timeline.symbols import Load
+    from ksym_plugin.timeline.tracker import Update
 
-    Change = Union[Load, Unload, Loss]
-    News = Union["Changed", Loss]
-
-NEVER: Final = 1 << 63
 #: So many readings of all clocks are kept: an hour's, at one each ten seconds.
-_INSTANTS: Final = 360
+_INSTANTS = 360
 
 
-class Changed:
+class Changed(NamedTuple):
     """Symbols that came and went with one read; the table's generation since."""
 
-    __slots__ = ("added", "generation", "removed")
+    added: list[Symbol]
+    removed: list[Symbol]
+    generation: int
 
-    def __init__(self, added: list[Symbol], removed: list[Symbol], generation: int) -> None:
-        self.added = added
-        self.removed = removed
-        self.generation = generation
+
+News = Union[Changed, Loss]
 
 
 class Table:
     """A timeline, static symbols and clocks under one lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], int] = time.monotonic_ns) -> None:
         self.lock = threading.RLock()
         self.generation = 0
-        #: All that happened before this is applied, in CLOCK_MONOTONIC ns.
-        self.covered = 0
-        self.doubted = 0
-        self._timeline = Timeline()
-        self._kept = 0
+        self.tracker = Tracker(now, self._note, self.lock)
+        self.tracker.doubt(0)
         self._statics: Kallsyms | None = None
-        self._resolver = Resolver(self._timeline)
+        self._resolver = Resolver(self.tracker.timeline)
         self._instants: deque[Instant] = deque(maxlen=_INSTANTS)
         self._clocks = ClockMap(())
         self._news: list[News] = []
@@ -87,7 +79,8 @@ class Table:
         """
         with self.lock:
             frames = self._resolver.frames(addresses, at)
-            late = late or at >= self.doubted
+            lost = self.tracker.lost
+            late = late or (lost is not None and at >= lost.until)
         return [_doubt(frame) for frame in frames] if late else frames
 
     def to_monotonic(self, clock: str, time_ns: int) -> int:
@@ -103,12 +96,12 @@ class Table:
     def use_statics(self, kallsyms: Kallsyms | None) -> None:
         with self.lock:
             self._statics = kallsyms
-            self._resolver = Resolver(self._timeline, kallsyms)
+            self._resolver = Resolver(self.tracker.timeline, kallsyms)
 
     def start_of(self, name: str) -> int | None:
         """Where the symbol of this name is now. Reads through all of them."""
         with self.lock:
-            statics, live = self._statics, self._timeline.live()
+            statics, live = self._statics, self.tracker.timeline.live()
         if statics is not None:
             # Its BPF lines are of when it was read.
             for symbol in statics.by_name(name):
@@ -116,49 +109,12 @@ class Table:
                     return symbol.start
         return next((life.symbol.start for life in live if life.symbol.name == name), None)
 
-    def apply(self, changes: Sequence[Change], covered: int) -> None:
-        """Take in what a source has read; all that happened before ``covered`` is in it."""
-        with self.lock:
-            added: list[Symbol] = []
-            removed: list[Symbol] = []
-            for change in changes:
-                if isinstance(change, Loss):
-                    self._lose(change)
-                else:
-                    self._take(change, added, removed)
-            disturbed = self._timeline.take_disturbed()
-            removed += [life.symbol for life in disturbed if life.unloaded_latest is not None]
-            if added or removed or disturbed:
-                self.generation += 1
-                self._news.append(Changed(added, removed, self.generation))
-            self.covered = max(self.covered, covered)
-
     def fill(self, loads: list[Load]) -> None:
-        """What is there, for as long as nobody watches; all of it stays in doubt."""
+        """What is there, for as long as nobody follows the kernel; all of it stays in doubt."""
         with self.lock:
-            if self.doubted == 0:
-                self.apply(loads, max((load.latest for load in loads), default=0))
-
-    def settle(self, snapshot: list[Load], lists_images: bool, began: int, ended: int) -> None:
-        """Become equal to the kernel, as of a snapshot taken from ``began`` to ``ended``."""
-        with self.lock:
-            since, self.doubted = self.doubted, NEVER
-            gap = Loss(since, ended, "until the resync")
-            self._timeline.apply(gap)
-            if since:
-                self._news.append(gap)
-            live = {life.symbol.start: life for life in self._timeline.open()}
-            self.apply(differences(live, snapshot, lists_images, (since, began, ended)), began)
-            if not since:
-                # The first time there is nothing to drop but what was in doubt.
-                self._news.clear()
-            self.generation += 1
-            self._news.append(Changed([], [], self.generation))
-
-    def doubt(self, since: int) -> None:
-        """From ``since`` on nobody watches."""
-        with self.lock:
-            self.doubted = min(self.doubted, since)
+            lost = self.tracker.lost
+            if lost is not None and lost.until == 0:
+                self.tracker.apply(loads, max((load.latest for load in loads), default=0))
 
     @property
     def has_news(self) -> bool:
@@ -171,30 +127,21 @@ class Table:
             news, self._news = self._news, []
         return news
 
-    def forget(self, now: int) -> None:
-        """Keep memory bounded: what ended long ago goes, and that time is a gap."""
-        with self.lock:
-            if self._timeline.count - self._kept > MEMORY_COUNT:
-                self._timeline.expire(now - MEMORY_SPAN)
-                self._timeline.apply(Loss(0, now - MEMORY_SPAN, "forgotten"))
-                self._kept = self._timeline.count
+    def _note(self, update: Update) -> None:
+        self._news += update.losses
+        removed = [life.symbol for life in update.removed]
+        removed += [life.symbol for life in update.disturbed if life.unloaded_latest is not None]
+        if update.added or removed or update.disturbed:
+            self._announce([life.symbol for life in update.added], removed)
+        if update.is_resync:
+            if not self.tracker.resyncs:
+                # The first time there is nothing to drop but what was in doubt.
+                self._news.clear()
+            self._announce([], [])
 
-    def _take(self, change: Load | Unload, added: list[Symbol], removed: list[Symbol]) -> None:
-        if not isinstance(change, (Load, Unload)):
-            raise TypeError(f"{change!r} is no change")
-        before = self._timeline.count
-        lifetime = self._timeline.apply(change)
-        if lifetime is None:
-            return
-        if self._timeline.count > before:
-            added.append(lifetime.symbol)
-        elif isinstance(change, Unload):
-            removed.append(lifetime.symbol)
-
-    def _lose(self, loss: Loss) -> None:
-        self._timeline.apply(loss)
-        self._news.append(loss)
-        self.doubted = min(self.doubted, loss.until)
+    def _announce(self, added: list[Symbol], removed: list[Symbol]) -> None:
+        self.generation += 1
+        self._news.append(Changed(added, removed, self.generation))
 
 
 def _doubt(frame: Frame | Reason) -> Frame | Reason:

@@ -18,14 +18,9 @@ from ksym_plugin.timeline.symbols import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
-
     from ksym_plugin.timeline.program import ProgramDetails
     from ksym_plugin.timeline.symbols import Lifetime, Load, Loss
     from ksym_plugin.timeline.timeline import Timeline
-
-#: How many times its own length a resync is followed by without another one.
-REST: Final = 10
 
 
 def differences(

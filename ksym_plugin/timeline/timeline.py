@@ -107,10 +107,6 @@ def coexisted(one: Lifetime, image: Lifetime) -> bool:
 
 #: Of what may have been loaded already, so many are looked at in a track.
 _MOST_RIVALS: Final = 16
-#: For who lets it grow on: the age in ns at which what has ended is expired, and of how
-#: many lifetimes it is worth that.
-MEMORY_SPAN: Final = 60_000_000_000
-MEMORY_COUNT: Final = 50_000
 
 
 class Timeline:

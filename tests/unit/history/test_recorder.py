@@ -8,7 +8,6 @@ from typing import Any, Callable
 
 import pytest
 
-from ksym_plugin.history import recorder as recorder_module
 from ksym_plugin.history.reader import BootHistory, History
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.schema import HEARTBEAT
@@ -119,9 +118,8 @@ class Clock:
 
 
 class Stage:
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.time = Time()
-        monkeypatch.setattr(recorder_module, "time", self.time)
         self.path = str(folder / "h.db")
         self.kernel = Kernel(self.time)
         self.commits: list[int] = []
@@ -136,8 +134,20 @@ class Stage:
             commit(covered)
 
         self.writer.commit = counted  # type: ignore[method-assign]
+        self.follow()
+
+    def follow(self, details: Any = None, modules: Any = None) -> None:
+        """Have the stage's recorder follow these as well."""
         clock: Any = Clock(self.time)
-        self.recorder = Recorder(self.kernel, self.writer, clock)
+        self.recorder = Recorder(
+            self.kernel,
+            self.writer,
+            clock,
+            details,
+            modules,
+            now=lambda: self.time.monotonic_ns(),
+            sleep=lambda seconds: self.time.sleep(seconds),
+        )
 
     def live(self) -> dict[int, int | None]:
         return {one.symbol.start: one.prog_id for one in self.recorder.timeline.live()}
@@ -156,8 +166,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    stage = Stage(tmp_path, monkeypatch)
+def stage(tmp_path: Path) -> Any:
+    stage = Stage(tmp_path)
     yield stage
     stage.kernel.close()
     stage.writer._database.close()
@@ -210,7 +220,7 @@ def test_loss_is_made_good_by_a_resync_and_the_time_between_is_a_gap(stage: Stag
     kernel.lose(since)
     recorder.step()
     assert stage.live() == stage.truth()
-    assert (recorder.losses, recorder.resyncs) == (1, 2)
+    assert (recorder.tracker.losses, recorder.tracker.resyncs) == (1, 2)
     stage.time.now += SECOND
     after = stage.time.monotonic_ns()
     kernel.add(5)
@@ -236,7 +246,7 @@ def test_the_last_image_to_go_is_gone_where_images_are_listed(stage: Stage, list
     kernel.lists_images = listed
     kernel.lose(stage.time.monotonic_ns())
     recorder.step()
-    assert recorder.resyncs == 2
+    assert recorder.tracker.resyncs == 2
     assert (start in stage.live()) == (not listed)
     assert BASE + 0x400 in stage.live()
 
@@ -257,7 +267,7 @@ def test_gap_stays_open_while_a_resync_fails(stage: Stage) -> None:
         recorder.step()
     between = stage.time.monotonic_ns()
     recorder.step()
-    assert told(recorder.timeline.at(BASE + 0x400, between)) == f"bpf_prog_{1:016x}_p {GAP}"
+    assert recorder.covered < between
     assert stage.past().at(BASE + 0x400, between) == (None, OUTSIDE_HISTORY)
     kernel.lose(stage.time.monotonic_ns())
     recorder.step()
@@ -295,7 +305,7 @@ def test_a_resync_ends_what_is_hidden_under_others_too(stage: Stage) -> None:
     stage.time.now += SECOND
     kernel.lose(stage.time.monotonic_ns())
     recorder.step()
-    assert recorder.resyncs == 2
+    assert recorder.tracker.resyncs == 2
     assert stage.live() == {}
     recorder.finish()
     past = stage.past()
@@ -334,7 +344,7 @@ def test_a_session_ends_with_the_kernel_s_table_even_while_a_resync_rests(stage:
     lost_at = stage.time.monotonic_ns()
     kernel.lose(recorder.covered)
     recorder.step()
-    assert recorder.resyncs == 1
+    assert recorder.tracker.resyncs == 1
     recorder.finish()
     assert stage.live() == stage.truth()
     past = stage.past()
@@ -353,7 +363,7 @@ def test_repeated_losses_cost_a_bounded_share(stage: Stage) -> None:
     while stage.time.now < began + SECOND:
         kernel.lose(stage.time.now)
         recorder.step()
-        assert recorder._patience(stage.time.now, None) > 0
+        assert recorder.wait_ms(stage.time.now, None) > 0
         stage.time.now += 1_000_000
     assert 5 <= stage.snapshots() - before <= 10
 

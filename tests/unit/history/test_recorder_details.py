@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.kernel.bpf_lines import digest_of
 from ksym_plugin.timeline.packed import pack_lines
 from ksym_plugin.timeline.program import GONE, ProgramDetails
@@ -41,8 +40,7 @@ class Details:
 @pytest.fixture
 def details(stage: Stage) -> Any:
     found: Any = Details()
-    clock = stage.recorder._clock
-    stage.recorder = Recorder(stage.kernel, stage.writer, clock, found)
+    stage.follow(details=found)
     yield found
     os.close(found.reading)
     os.close(found.writing)

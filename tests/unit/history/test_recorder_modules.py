@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.sources import modules as modules_module
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.reconcile import differences
@@ -36,7 +35,7 @@ def follow(stage: Stage, host: module_hosts.Host) -> Any:
     """Make the stage's recorder one that follows the host's modules."""
     earlier = [one for one in stage.writer.earlier if one.functions is not None]
     modules = host.follow(earlier, stage.writer.covered_before)
-    stage.recorder = Recorder(stage.kernel, stage.writer, stage.recorder._clock, None, modules)
+    stage.follow(modules=modules)
     return modules
 
 
@@ -77,7 +76,7 @@ def test_modules_come_and_go_in_the_history(stage: Stage, host: module_hosts.Hos
     past = stage.past()
     assert past.has_modules
     # BPF's changes are counted, and modules' are not.
-    assert stage.recorder.changes == 1
+    assert stage.recorder.tracker.changes == 1
 
 
 def test_what_has_no_functions_yet_is_not_covered(stage: Stage, host: module_hosts.Host) -> None:
@@ -135,7 +134,7 @@ def test_a_resync_of_bpf_ends_no_module(stage: Stage, host: module_hosts.Host) -
     stage.kernel.lists_images = True
     stage.kernel.lose(stage.time.monotonic_ns())
     settle(stage, host)
-    assert stage.recorder.resyncs == 2
+    assert stage.recorder.tracker.resyncs == 2
     assert [life.symbol.name for life in stage.recorder.timeline.live()] == ["a"]
     modules.close()
     (life,) = stage.recorder.timeline.open()
@@ -156,7 +155,7 @@ def test_lost_uevents_are_a_gap_and_bpf_is_compared_anew(
     host.uevents.lost = True
     settle(stage, host)
     settle(stage, host)
-    assert (stage.recorder.losses, stage.recorder.resyncs) == (1, 2)
+    assert (stage.recorder.tracker.losses, stage.recorder.tracker.resyncs) == (1, 2)
     stage.recorder.finish()
     modules.close()
     past = stage.past()

@@ -59,8 +59,8 @@ STEP = st.tuples(
 @given(st.lists(STEP, max_size=40), st.lists(STEP, max_size=3))
 @settings(max_examples=60, deadline=None)
 def test_after_its_last_resync_the_table_is_the_kernels(steps: list, meanwhile: list) -> None:
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        stage = Stage(Path(folder), patch)
+    with TemporaryDirectory() as folder:
+        stage = Stage(Path(folder))
         kernel = stage.kernel
         kernel.meanwhile = lambda: [change(stage, *each) for each in meanwhile if each[0] != "step"]
         stage.recorder.start()

@@ -83,10 +83,10 @@ def test_the_table_is_exact_again_after_losses(tmp_path: Path) -> None:
     }
     truth, standing = kernel_table(loads.held), rawbpf.kallsyms_bpf()
     print(
-        f"{recorder.losses} losses, {recorder.resyncs - 1} resyncs in"
+        f"{recorder.tracker.losses} losses, {recorder.tracker.resyncs - 1} resyncs in"
         f" {(loads.ended - began) / 1e9:.1f} s; idle afterwards {loads.idle / 3 * 100:.1f} %"
     )
-    assert recorder.losses > 0
+    assert recorder.tracker.losses > 0
     assert recorder.covered >= loads.ended, "no resync brought it back to the present"
     assert {start: live.get(start) for start in truth} == truth
     # The probe's own programs are gone by now, with their lines.

@@ -44,7 +44,7 @@ def overflow():
 
 def step_until(recorder, resyncs):
     deadline = time.monotonic() + 30
-    while recorder.resyncs < resyncs:
+    while recorder.tracker.resyncs < resyncs:
         assert time.monotonic() < deadline
         recorder.step()
 

@@ -1,0 +1,199 @@
+"""Keeps a timeline equal to the kernel's table of symbols, and makes good what was lost.
+
+At the start, and after a loss, the source is subscribed already. Then the kernel's symbols
+are enumerated, then what changed meanwhile is applied. The time from a loss to the end of
+the resync is a gap. A resync is not repeated before ten times its own length has passed, so
+that a source which keeps losing costs a bounded share of one CPU.
+
+Nothing here asks the system: clock, lock and source are the caller's. A history's recorder
+and the plugin's table each drive one of these.
+"""
+
+from __future__ import annotations
+
+from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.reconcile import differences
+from ksym_plugin.timeline.symbols import Load, Loss, Unload
+from ksym_plugin.timeline.timeline import Timeline
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+    from typing import Protocol
+
+    from ksym_plugin.timeline.source import Change
+    from ksym_plugin.timeline.symbols import Lifetime
+
+    class Readable(Protocol):
+        """As much of a Source as is needed here."""
+
+        @property
+        def lists_images(self) -> bool: ...
+        def read(self) -> Iterable[Change]: ...
+        def snapshot(self) -> list[Load]: ...
+
+
+#: How many times its own length a resync is followed by without another one.
+_REST = 10
+#: When a resync that failed is tried again, in ns.
+_RETRY_SPAN = 1_000_000_000
+#: How often all clocks are read, in ns: perf's drifts some 10 ns a second.
+CLOCK_SPAN = 10_000_000_000
+#: What ended so long ago, in ns, is dropped once so many lifetimes have come since.
+MEMORY_SPAN = 60_000_000_000
+MEMORY_COUNT = 50_000
+
+
+class Update:
+    """What one reading or one resync changed.
+
+    ``touched`` has every lifetime that began, ended or is known better now, in the order
+    of the changes. ``added`` and ``removed`` are those that began and that were ended.
+    ``disturbed`` were changed by a late report about another one.
+    """
+
+    __slots__ = ("added", "disturbed", "is_resync", "losses", "removed", "touched")
+
+    def __init__(self, is_resync: bool = False) -> None:
+        self.is_resync = is_resync
+        self.losses: list[Loss] = []
+        self.touched: list[Lifetime] = []
+        self.added: list[Lifetime] = []
+        self.removed: list[Lifetime] = []
+        self.disturbed: list[Lifetime] = []
+
+
+class Tracker:
+    """Drives a source into ``timeline``; ``note`` is given what changed, under ``lock``.
+
+    ``now`` tells CLOCK_MONOTONIC ns. ``lost`` is None while all that happened is known.
+    Otherwise it spans the lost changes: what the timeline says of later than its
+    ``until`` may be wrong.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], int],
+        note: Callable[[Update], None],
+        lock: AbstractContextManager[object],
+    ) -> None:
+        self.timeline = Timeline()
+        self.changes = 0
+        self.losses = 0
+        self.resyncs = 0
+        #: What happened before this has been read, in CLOCK_MONOTONIC ns.
+        self.covered = 0
+        self.lost: Loss | None = None
+        #: No resync is due before this.
+        self.resync_after = 0
+        self._now = now
+        self._note = note
+        self._lock = lock
+        self._kept = 0
+
+    def read(self, source: Readable) -> None:
+        """Apply what the source has to tell."""
+        before = self._now()
+        self.apply(source.read(), before)
+
+    def apply(self, changes: Iterable[Change], covered: int = 0) -> None:
+        """Take in changes; all that happened before ``covered`` is among them."""
+        with self._lock:
+            update = Update()
+            self._apply(changes, update)
+            self.covered = max(self.covered, covered)
+            self._note(update)
+
+    def resync(self, source: Readable, since: int = 0) -> None:
+        """Make the timeline equal to the kernel's table.
+
+        What differs changed after the first loss, or after ``since`` if there was none.
+        SourceError if the source cannot enumerate and never has; later it is tried again.
+        """
+        began = self._now()
+        try:
+            snapshot = list(source.snapshot())
+        except SourceError:
+            if not self.resyncs:
+                raise
+            # Nothing can be made good for now; the gap stays open until it can.
+            self.resync_after = self._now() + _RETRY_SPAN
+            return
+        ended = self._now()
+        with self._lock:
+            update = Update(is_resync=True)
+            since = since if self.lost is None else self.lost.since
+            self._end_gap(ended, update)
+            # What others were loaded over comes to light when they end.
+            live = {lifetime.symbol.start: lifetime for lifetime in self.timeline.open()}
+            times = (since, began, ended)
+            self._apply(differences(live, snapshot, source.lists_images, times), update)
+            self.covered = max(self.covered, began)
+            self._note(update)
+            self.resyncs += 1
+            self.resync_after = ended + _REST * (ended - began)
+        self.read(source)
+
+    def is_resync_due(self, now: int) -> bool:
+        """Whether something was lost, and a resync is cheap enough by now."""
+        return self.lost is not None and now >= self.resync_after
+
+    def doubt(self, since: int) -> None:
+        """From ``since`` on nobody follows the kernel."""
+        with self._lock:
+            self._extend(Loss(since, since, "nobody followed"))
+
+    def end_gap(self, until: int) -> None:
+        """Keep that what began with a loss lasted until the end, for there is no resync."""
+        with self._lock:
+            update = Update()
+            self._end_gap(until, update)
+            self._note(update)
+
+    def forget(self, now: int) -> None:
+        """Keep memory bounded: what ended long ago goes, and that time is a gap."""
+        with self._lock:
+            if self.timeline.count - self._kept > MEMORY_COUNT:
+                self.timeline.expire(now - MEMORY_SPAN)
+                self.timeline.apply(Loss(0, now - MEMORY_SPAN, "forgotten"))
+                self._kept = self.timeline.count
+
+    def _apply(self, changes: Iterable[Change], update: Update) -> None:
+        timeline = self.timeline
+        for change in changes:
+            if isinstance(change, Loss):
+                self.losses += 1
+                self._lose(change, update)
+                self._extend(change)
+                continue
+            if not isinstance(change, (Load, Unload)):
+                raise TypeError(f"{change!r} is no change")
+            self.changes += 1
+            before = timeline.count
+            lifetime = timeline.apply(change)
+            if lifetime is None:
+                continue
+            update.touched.append(lifetime)
+            if timeline.count > before:
+                update.added.append(lifetime)
+            elif isinstance(change, Unload):
+                update.removed.append(lifetime)
+        update.disturbed = timeline.take_disturbed()
+        update.touched += update.disturbed
+
+    def _lose(self, loss: Loss, update: Update) -> None:
+        self.timeline.apply(loss)
+        update.losses.append(loss)
+
+    def _extend(self, loss: Loss) -> None:
+        first = self.lost
+        if first is not None:
+            since, until = min(first.since, loss.since), min(first.until, loss.until)
+            loss = Loss(since, until, first.cause, first.count)
+        self.lost = loss
+
+    def _end_gap(self, until: int, update: Update) -> None:
+        if self.lost is not None and until > self.lost.until:
+            self._lose(Loss(self.lost.until, until, "until the resync"), update)
+        self.lost = None
