@@ -17,9 +17,9 @@ from ksym_plugin.kernel.clocks import (
     PERF,
     REALTIME,
 )
-from ksym_plugin.kernel.dwarf import ImageLines
-from ksym_plugin.kernel.elf import ElfError, ElfFile, Image
+from ksym_plugin.kernel.elf import ElfError, ElfFile
 from ksym_plugin.kernel.kallsyms import Kallsyms
+from ksym_plugin.kernel.vmlinux import Image, open_image, open_lines
 from ksym_plugin.perf import data, session
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.repaint import Renamer
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import IO
 
     from ksym_plugin.history.reader import BootHistory
+    from ksym_plugin.kernel.dwarf import ImageLines
     from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.perf.data import Recorded
 
@@ -105,7 +106,7 @@ lines = click.option(
 )
 
 
-def open_image(
+def open_kernel(
     path: str | None,
     with_lines: bool,
     known: BootHistory | None,
@@ -130,16 +131,11 @@ def open_image(
                 f"name its vmlinux with --vmlinux, or servers in ${debuginfod.VARIABLE}",
             )
         path = debuginfod.find(build_id or "")
-    image = Image(ElfFile.kept(path), text_start, build_id, statics)
-    if build_id is None or image.file.build_id is None:
-        say(f"without a build id there is no telling whether {path} is of this very kernel")
-    if not with_lines:
-        return image, None
-    found = ImageLines(image)
-    stack.callback(found.close)
-    if not found.exist:
-        say(f"{path} has no debug information (DWARF), so no line of the kernel is known")
-    return image, found
+    image = open_image(path, text_start, build_id, statics, say)
+    lines = open_lines(image, say) if with_lines else None
+    if lines is not None:
+        stack.callback(lines.close)
+    return image, lines
 
 
 def chosen(path: str | None, with_lines: bool, data_path: str | None) -> str | None:

@@ -73,7 +73,7 @@ def command(
         else:
             statics, lookup = inputs.kallsyms(needed=True), inputs.timeline()
             time_ns = time.monotonic_ns()
-        kernel, lines = inputs.open_image(vmlinux, with_lines, session.history, statics, stack)
+        kernel, lines = inputs.open_kernel(vmlinux, with_lines, session.history, statics, stack)
         resolver = Resolver(lookup, kernel or statics)
         locator = Locator(LiveLines() if session.history is None else session.lines, lines)
         # One call an address: stdin may hold any number, and is answered as it comes.

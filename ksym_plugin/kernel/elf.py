@@ -17,41 +17,45 @@ from operator import le, lt
 
 from ksym_plugin.kernel import cache
 from ksym_plugin.timeline.errors import KsymError
-from ksym_plugin.timeline.symbols import KERNEL, UNKNOWN_ADDRESS, Symbol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Final
-
-    #: Start, size, binding, and where the name is.
-    Row = tuple[int, int, int, int]
-    from array import array
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from elftools.elf.elffile import ELFFile
     from elftools.elf.sections import Section
 
-    from ksym_plugin.kernel.kallsyms import Kallsyms
-    from ksym_plugin.timeline.symbols import Reason
+    #: Start, size, binding, and where the name is.
+    Row = tuple[int, int, int, int]
 
-TOP: Final = (1 << 64) - 1
-_DOLLAR: Final = 36
-_LOCAL: Final = 0
-_WEAK: Final = 2
+TOP = (1 << 64) - 1
+_DOLLAR = 36
+_LOCAL = 0
+_WEAK = 2
 #: How far behind the nearest symbol one is looked for that is still long enough.
-_MOST_BACK: Final = 64
-#: Longer names are cut: of a damaged file all could be as long as the file is.
-_LONGEST_NAME: Final = 4096
+_MOST_BACK = 64
+#: Names of sections are shorter, and longer ones of symbols are cut: of a damaged file all
+#: could be as long as the file is.
+_LONGEST_NAME = 4096
+_EXECUTABLE = 4  # SHF_EXECINSTR
+_NOTYPE = 0
+_FUNC = 2
+_TYPES = frozenset((_NOTYPE, _FUNC))
+_WIDE = "IBBHQQ"  # Elf64_Sym: name, info, other, section, value, size
+_NARROW = "IIIBBH"  # Elf32_Sym: name, value, size, info, other, section
+#: What is kept of a file: the build id, the anchor, and so many parts of the table.
+_CACHED = "symbols"
+_TABLE_PARTS = 7
+_ANCHOR = 8
+_DWARF = (".debug_info", ".debug_abbrev", ".debug_line")
+_ZLIB = 1  # ELFCOMPRESS_ZLIB
+_SMALLEST_HEADER = 40  # Elf32_Shdr
 
 
 class FunctionTable:
     """One function a start, sorted; ``reaches`` are the first and past addresses of sections."""
 
     __slots__ = ("_aliased", "_aliases", "_ends", "_names", "_reaches", "_strings", "starts")
-
-    #: How many parts ``parts`` gives.
-    PARTS: Final = 7
 
     def __init__(self, rows: list[Row], strings: bytes, reaches: Sequence[tuple[int, int]]) -> None:
         """``strings`` ends with a NUL, and rows' names are within it."""
@@ -178,21 +182,6 @@ def _string(strings: bytes, at: int) -> bytes:
     return strings[at : at + _LONGEST_NAME].partition(b"\0")[0]
 
 
-_EXECUTABLE: Final = 4  # SHF_EXECINSTR
-_NOTYPE: Final = 0
-_FUNC: Final = 2
-_TYPES: Final = frozenset((_NOTYPE, _FUNC))
-_WIDE: Final = "IBBHQQ"  # Elf64_Sym: name, info, other, section, value, size
-_NARROW: Final = "IIIBBH"  # Elf32_Sym: name, value, size, info, other, section
-#: What is kept of a file: the build id, the anchor, and the table's.
-_CACHED: Final = "symbols"
-_PARTS: Final = 2 + FunctionTable.PARTS
-_ANCHOR: Final = 8
-_SMALLEST_HEADER: Final = 40  # Elf32_Shdr
-#: Names of sections are shorter.
-_LONGEST: Final = 4096
-
-
 class ElfError(KsymError):
     """An ELF file cannot be used, or is not that of the kernel in question."""
 
@@ -220,7 +209,7 @@ class ElfFile:
             identity = cache.identity(path)
         except OSError:
             return cls(path)
-        file = cls._of_parts(path, cache.load(_CACHED, identity, _PARTS))
+        file = cls._of_parts(path, cache.load(_CACHED, identity, 2 + _TABLE_PARTS))
         if file is None:
             file = cls(path)
             cache.store(_CACHED, identity, file._parts())
@@ -300,56 +289,6 @@ class ElfFile:
         return data
 
 
-class Image:
-    """A vmlinux at the address where a kernel runs; answers as Kallsyms does.
-
-    ``text_start`` is where that kernel has ``_text``. ``behind`` knows the kernel's own
-    table, or is None: it names what the file does not, and has the word on labels within
-    functions and where the file has no size. Raises ElfError where the file is of another
-    kernel: ``build_id`` is the one wanted, None where that is not known.
-    """
-
-    def __init__(
-        self,
-        file: ElfFile,
-        text_start: int | None,
-        build_id: str | None,
-        behind: Kallsyms | None = None,
-    ) -> None:
-        if build_id is not None and file.build_id is not None and build_id != file.build_id:
-            raise ElfError(
-                f"{file.path} is of another kernel (build id {file.build_id}, not {build_id})",
-                "name the vmlinux or .debug file of that very build",
-            )
-        if text_start is None or file.anchor is None:
-            raise ElfError(
-                f"where the code of {file.path} is in the kernel's memory is not known",
-                "read /proc/kallsyms as root, or use a history that was recorded as root",
-            )
-        self.file = file
-        self.offset = text_start - file.anchor
-        self._behind = behind
-
-    def is_kernel(self, address: int) -> bool:
-        """Whether the address is in kernel space, as the kernel's own table has it."""
-        return self._behind is not None and self._behind.is_kernel(address)
-
-    def find(self, address: int) -> Symbol | Reason:
-        """The function that holds the address, or why there is none."""
-        linked = address - self.offset
-        # Not taken round the end of the address space: that would be no place in the file.
-        found = self.file.find(linked) if 0 <= linked <= TOP else None
-        other = UNKNOWN_ADDRESS if self._behind is None else self._behind.find(address)
-        if found is None:
-            return other
-        start, end, name = found
-        if isinstance(other, Symbol) and (
-            other.start > start + self.offset or self.file.is_open(start)
-        ):
-            return other
-        return Symbol(start + self.offset, end + self.offset, name, KERNEL, None)
-
-
 def module_sections(name: str, root: str = "/sys/module") -> dict[str, int]:
     """Where a loaded module's sections are; empty where that is hidden."""
     folder = os.path.join(root, name, "sections")
@@ -372,6 +311,25 @@ def opened(path: str) -> Iterator[ELFFile]:
         elf = ELFFile(file)
         _check_sections(elf, os.fstat(file.fileno()).st_size)
         yield elf
+
+
+def has_dwarf(path: str) -> bool:
+    """Whether a file has source lines. ElfError where not every addr2line can decompress them."""
+    from elftools.common.exceptions import ELFCompressionError
+
+    with opened(path) as elf:
+        if elf.get_section_by_name(".zdebug_info") is not None:
+            raise ELFCompressionError(".zdebug_info")
+        for name in _DWARF:
+            section = elf.get_section_by_name(name)
+            if section is None:
+                return False
+            if section.compressed:
+                elf.stream.seek(section["sh_offset"])
+                kind = elf.stream.read(4)
+                if int.from_bytes(kind, "little" if elf.little_endian else "big") != _ZLIB:
+                    raise ELFCompressionError(name)
+    return True
 
 
 @contextlib.contextmanager
@@ -426,7 +384,7 @@ def _check_sections(elf: ELFFile, size: int) -> None:
     word = struct.Struct("<I" if elf.little_endian else ">I")
     for number in range(count):
         (at,) = word.unpack_from(headers, number * each)
-        if strings.find(b"\0", at, at + _LONGEST) < 0:
+        if strings.find(b"\0", at, at + _LONGEST_NAME) < 0:
             raise ValueError(at)
 
 

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Final
 
-    from ksym_plugin.kernel.elf import Image
+    from ksym_plugin.kernel.dwarf import ImageLines
+    from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.options import Options
     from ksym_plugin.perf.output import Output
     from ksym_plugin.perf.repaint import Renamer
-    from ksym_plugin.perf.session import KernelLines
     from ksym_plugin.timeline.location import Place
 
 _KERNEL_HALF: Final = 1 << 63
@@ -61,7 +61,7 @@ class Handler:
         self._has_modules = self._past is not None and self._past.has_modules
         self._monotonic = SampleClock(options.clock, self._session.clock_map).monotonic
         self._image: Image | None = None
-        self._kernel_lines: KernelLines | None = None
+        self._kernel_lines: ImageLines | None = None
         try:
             if options.vmlinux is not None:
                 self._open_image(options.vmlinux, options.lines)
@@ -79,11 +79,11 @@ class Handler:
         self._leaves = PassingFrames(self._past, self.tally) if wants_lines else self._callers
 
     def _open_image(self, path: str, with_lines: bool) -> None:
-        from ksym_plugin.perf import session
+        from ksym_plugin.kernel.vmlinux import open_lines
 
-        self._image = session.opened(path, self.recorded, self._session)
+        self._image = session.open_kernel(path, self.recorded, self._session)
         if self._image is not None and with_lines:
-            self._kernel_lines = session.KernelLines(self._image)
+            self._kernel_lines = open_lines(self._image, say, may_raise=False)
 
     def process_event(self, event: dict[str, Any]) -> None:
         """A sample, as perf hands it over."""

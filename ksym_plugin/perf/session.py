@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ksym_plugin.history.reader import Boot, BootHistory
-    from ksym_plugin.kernel.dwarf import ImageLines
-    from ksym_plugin.kernel.elf import Image
+    from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.repaint import Renamer
     from ksym_plugin.timeline.location import Lines
@@ -43,10 +42,10 @@ _NO_TIME = 1 << 63
 VARIABLE = "KSYM_ELFTOOLS"
 
 
-def opened(path: str, recorded: Recorded, session: Session) -> Image | None:
+def open_kernel(path: str, recorded: Recorded, session: Session) -> Image | None:
     """The image of the kernel that a perf.data is of; None, and said why, without pyelftools.
 
-    ElfError if the file is of another kernel, or where that kernel lay is not session.
+    ElfError if the file is of another kernel, or where that kernel lay is not known.
     """
     problem = _load_elftools()
     if problem:
@@ -55,7 +54,7 @@ def opened(path: str, recorded: Recorded, session: Session) -> Image | None:
             " run ksym script, or install it for this Python (Debian: python3-pyelftools)"
         )
         return None
-    from ksym_plugin.kernel.elf import ElfFile, Image
+    from ksym_plugin.kernel.vmlinux import open_image
 
     build_id, text_start = recorded.build_id, recorded.text_start
     if session.boot is not None:
@@ -64,10 +63,7 @@ def opened(path: str, recorded: Recorded, session: Session) -> Image | None:
     if session.is_this_boot:
         build_id = build_id or identity.build_id()
         text_start = text_start or identity.start()
-    image = Image(ElfFile.kept(path), text_start, build_id, session.kallsyms())
-    if build_id is None or image.file.build_id is None:
-        say(f"without a build id there is no telling whether {path} is of this very kernel")
-    return image
+    return open_image(path, text_start, build_id, session.kallsyms(), say)
 
 
 def _load_elftools() -> str:
@@ -92,41 +88,6 @@ def _load_elftools() -> str:
         sys.modules.pop("elftools", None)
         return str(error) or type(error).__name__
     return ""
-
-
-class KernelLines:
-    """The lines of an image, each looked up once; none any more once its DWARF misleads.
-
-    Raises ElfError if the file cannot be opened.
-    """
-
-    def __init__(self, image: Image) -> None:
-        from ksym_plugin.kernel.dwarf import ImageLines
-
-        self._lines: ImageLines | None = ImageLines(image)
-        self._found: dict[int, Line | None] = {}
-
-    def line(self, address: int, /) -> Line | None:
-        """The line of the instruction at an address in the kernel's memory."""
-        if address not in self._found:
-            self._found[address] = self._find(address)
-        return self._found[address]
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._lines is not None:
-            self._lines.close()
-            self._lines = None
-
-    def _find(self, address: int) -> Line | None:
-        if self._lines is None:
-            return None
-        try:
-            return self._lines.line(address)
-        except KsymError as error:
-            say(f"no more source lines of the kernel: {error}")
-            self.close()
-            return None
 
 
 class Session:

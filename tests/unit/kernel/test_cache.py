@@ -13,10 +13,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.kernel import cache as cache_module
-from ksym_plugin.kernel import dwarf, elf
-from ksym_plugin.kernel.dwarf import Answers
+from ksym_plugin.kernel import elf
 from ksym_plugin.kernel.elf import ElfError, ElfFile
-from ksym_plugin.timeline.packed import Line
 from tests.unit.elf_files import NOTYPE, TEXT, Sym, vmlinux
 
 TYPE_CHECKING = False
@@ -182,42 +180,6 @@ def test_a_forged_entry_gives_no_wrong_lengths(
         assert found is None or found[0] <= address < found[1]
         event("named" if found and found[2] in ("ab", "cd", "b", "d") else "other")
         assert all(isinstance(name, str) for name in file.aliases(address))
-
-
-@settings(max_examples=100, deadline=None)
-@given(parts=st.lists(st.binary(max_size=24), min_size=5, max_size=5))
-def test_forged_lines_are_lines_or_none(
-    parts: list[bytes], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    cache_module.store("lines", OF, parts)
-    for line in Answers(OF).known.values():
-        assert line is None or line.line > 0
-
-
-def test_lines_are_kept_with_those_of_before() -> None:
-    first = Answers(OF)
-    first.add(1, Line("a/b.c", 7, ""))
-    first.add(2, None)
-    first.store()
-    second = Answers(OF)
-    second.add(1 << 63, Line("\udc80.c", 1, ""))
-    second.store()
-    known = Answers(OF).known
-    assert {at: line and (line.file, line.line) for at, line in known.items()} == {
-        1: ("a/b.c", 7),
-        2: None,
-        1 << 63: ("\\udc80.c", 1),
-    }
-    assert Answers(None).known == {}
-
-
-def test_only_so_many_lines_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dwarf, "MOST", 2)
-    answers = Answers(OF)
-    for address in range(5):
-        answers.add(address, None)
-    answers.store()
-    assert set(Answers(OF).known) == {0, 1}
 
 
 @pytest.fixture

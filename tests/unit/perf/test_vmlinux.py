@@ -22,8 +22,8 @@ from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options, parse
 from ksym_plugin.timeline.errors import KsymError
 from tests.unit.cli.test_cli import ksym
-from tests.unit.kernel.test_elf import KASLR, linked, output
-from tests.unit.kernel.test_elf import TEXT as LINKED
+from tests.unit.kernel.test_dwarf import KASLR, linked, output, stand_in
+from tests.unit.kernel.test_dwarf import TEXT as LINKED
 from tests.unit.perf_events import SECOND, VMLINUX, event, node
 from tests.unit.test_import_light import REPO, interpreter
 
@@ -201,20 +201,27 @@ def test_without_an_offset_nothing_is_guessed(
         Handler(options(kernel.path), None)
 
 
-def test_dwarf_that_misleads_costs_no_names(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("", "need addr2line; install binutils"), ("exit 0", "gives no answer about")],
+)
+def test_an_addr2line_that_fails_costs_no_names(
+    kernel: Kernel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    program: str,
+    said: str,
 ) -> None:
-    from ksym_plugin.kernel.dwarf import ImageLines
-
-    def fails(_: object, __: int) -> None:
-        raise ElfError("damaged", "mend it")
-
-    monkeypatch.setattr(ImageLines, "line", fails)
+    if program:
+        stand_in(tmp_path, program)
+    monkeypatch.setenv("PATH", str(tmp_path))
     name = next(iter(kernel.functions))
     fed(options(kernel.path), *[event(node(kernel.at(name, at))) for at in (4, 8)])
     out, err = capsys.readouterr()
     assert frames(out) == [(f"{name}+0x4", ""), (f"{name}+0x8", "")]
-    assert err.count("no more source lines of the kernel: damaged; mend it") == 1
+    assert err.count("no more source lines of the kernel: ") == 1
+    assert said in err
 
 
 # pyelftools, which perf's Python does not have

@@ -1,0 +1,100 @@
+"""A vmlinux, or its .debug file, at the addresses where a kernel runs: names and lines."""
+
+from __future__ import annotations
+
+from ksym_plugin.kernel.elf import TOP, ElfError, ElfFile, has_dwarf
+from ksym_plugin.timeline.symbols import KERNEL, UNKNOWN_ADDRESS, Symbol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ksym_plugin.kernel.dwarf import ImageLines
+    from ksym_plugin.kernel.kallsyms import Kallsyms
+    from ksym_plugin.timeline.symbols import Reason
+
+
+class Image:
+    """A vmlinux at the address where a kernel runs; answers as Kallsyms does.
+
+    ``text_start`` is where that kernel has ``_text``. ``behind`` knows the kernel's own
+    table, or is None: it names what the file does not, and has the word on labels within
+    functions and where the file has no size. Raises ElfError where the file is of another
+    kernel: ``build_id`` is the one wanted, None where that is not known.
+    """
+
+    def __init__(
+        self,
+        file: ElfFile,
+        text_start: int | None,
+        build_id: str | None,
+        behind: Kallsyms | None = None,
+    ) -> None:
+        if build_id is not None and file.build_id is not None and build_id != file.build_id:
+            raise ElfError(
+                f"{file.path} is of another kernel (build id {file.build_id}, not {build_id})",
+                "name the vmlinux or .debug file of that very build",
+            )
+        if text_start is None or file.anchor is None:
+            raise ElfError(
+                f"where the code of {file.path} is in the kernel's memory is not known",
+                "read /proc/kallsyms as root, or use a history that was recorded as root",
+            )
+        self.file = file
+        self.offset = text_start - file.anchor
+        self._behind = behind
+
+    def is_kernel(self, address: int) -> bool:
+        """Whether the address is in kernel space, as the kernel's own table has it."""
+        return self._behind is not None and self._behind.is_kernel(address)
+
+    def find(self, address: int) -> Symbol | Reason:
+        """The function that holds the address, or why there is none."""
+        linked = address - self.offset
+        # Not taken round the end of the address space: that would be no place in the file.
+        found = self.file.find(linked) if 0 <= linked <= TOP else None
+        other = UNKNOWN_ADDRESS if self._behind is None else self._behind.find(address)
+        if found is None:
+            return other
+        start, end, name = found
+        if isinstance(other, Symbol) and (
+            other.start > start + self.offset or self.file.is_open(start)
+        ):
+            return other
+        return Symbol(start + self.offset, end + self.offset, name, KERNEL, None)
+
+
+def open_image(
+    path: str,
+    text_start: int | None,
+    build_id: str | None,
+    behind: Kallsyms | None,
+    tell: Callable[[str], None],
+) -> Image:
+    """The image in a file (see Image). ``tell`` is given a sentence if it may be another's."""
+    image = Image(ElfFile.kept(path), text_start, build_id, behind)
+    if build_id is None or image.file.build_id is None:
+        tell(f"without a build id there is no telling whether {path} is of this very kernel")
+    return image
+
+
+def open_lines(
+    image: Image, tell: Callable[[str], None], may_raise: bool = True
+) -> ImageLines | None:
+    """The source lines of an image, to be closed in the end; None, and told why, without any.
+
+    ElfError where the file cannot be read. If it may not raise, now or later, then that is
+    told too (see ImageLines).
+    """
+    from ksym_plugin.kernel.dwarf import ImageLines
+
+    path = image.file.path
+    try:
+        if has_dwarf(path):
+            return ImageLines(path, image.offset, None if may_raise else tell)
+        tell(f"{path} has no debug information (DWARF), so no line of the kernel is known")
+    except ElfError as error:
+        if may_raise:
+            raise
+        tell(f"no source lines of the kernel: {error}")
+    return None
