@@ -1,4 +1,4 @@
-"""The core is light: it runs in perf's own interpreter, which has only the standard library.
+"""What perf's own interpreter loads is light: that has only the standard library.
 
 Each module is imported alone, by the system's Python without site-packages, and what that
 brought into ``sys.modules`` is counted. No clock is involved.
@@ -13,17 +13,12 @@ import sys
 
 import pytest
 
-REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-PACKAGE = os.path.join(REPO, "ksym_plugin")
+from tests import house
 
-#: What may import whatever it likes: only ``ksym`` and hosts that have pluggy reach it.
-OUTSIDE = (
-    "ksym_plugin.cli",
-    "ksym_plugin.plugin",
-    "ksym_plugin.python",
-    "ksym_plugin.sources.modules",
-    "ksym_plugin.kernel.elf",
-)
+REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+#: Needs pyelftools, and is imported where somebody asks for what needs it.
+EXEMPT = "ksym_plugin.kernel.elf"
 
 #: What perf's interpreter lacks, and what costs more than the whole core to import.
 HEAVY = frozenset(
@@ -45,14 +40,10 @@ print(*sorted(set(sys.modules) - before))
 
 
 def core_modules() -> list[str]:
-    found = []
-    for folder, _, files in os.walk(PACKAGE):
-        for file in files:
-            if file.endswith(".py"):
-                path = os.path.relpath(os.path.join(folder, file), REPO)[: -len(".py")]
-                name = path.replace(os.sep, ".")
-                found.append(name[: -len(".__init__")] if name.endswith(".__init__") else name)
-    return sorted(n for n in found if not any(n == o or n.startswith(o + ".") for o in OUTSIDE))
+    """The package itself, and what is in the rooms that perf's interpreter loads."""
+    names = map(house.module_of, house.files())
+    rooms = ("names", *house.LOADED_BY_PERF)
+    return [name for name in names if house.room_of(name) in rooms and name != EXEMPT]
 
 
 @functools.cache
@@ -80,7 +71,7 @@ def brought(module: str) -> set[str]:
 
 
 def test_the_core_is_found() -> None:
-    assert {"ksym_plugin", "ksym_plugin.timeline.timeline", "ksym_plugin.sources"} <= set(
+    assert {"ksym_plugin", "ksym_plugin.timeline.timeline", "ksym_plugin.perf.handler"} <= set(
         core_modules()
     )
 
