@@ -7,9 +7,8 @@ from functools import partial
 import click
 
 from ksym_plugin.cli import options
-from ksym_plugin.cli.output import plural, write_json, write_lines
+from ksym_plugin.cli.output import length, plural, write_json, write_lines
 from ksym_plugin.cli.script import perf_problem
-from ksym_plugin.cli.times import length
 from ksym_plugin.history import locate
 from ksym_plugin.history.reader import History
 from ksym_plugin.kernel import identity

@@ -11,9 +11,9 @@ import time
 
 import click
 
+from ksym_plugin.cli.options import SECOND, history_size, ring_size, span
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.cli.signals import Signals, is_foreground
-from ksym_plugin.cli.times import SECOND, history_size, ring_size, span
 from ksym_plugin.history import locate
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.writer import HistoryWriter

@@ -9,8 +9,7 @@ import time
 import click
 
 from ksym_plugin.cli import inputs, options
-from ksym_plugin.cli.output import hexadecimal, say, write_json, write_lines
-from ksym_plugin.cli.times import Dial
+from ksym_plugin.cli.output import Dial, hexadecimal, say, write_json, write_lines
 from ksym_plugin.history.locate import describe
 from ksym_plugin.kernel.bpf_lines import LiveLines
 from ksym_plugin.perf.session import Live

@@ -7,8 +7,7 @@ from fnmatch import fnmatchcase
 import click
 
 from ksym_plugin.cli import inputs, options
-from ksym_plugin.cli.output import hexadecimal, plural, write_json, write_lines
-from ksym_plugin.cli.times import Dial
+from ksym_plugin.cli.output import Dial, hexadecimal, plural, write_json, write_lines
 from ksym_plugin.history.locate import describe
 from ksym_plugin.kernel import identity
 from ksym_plugin.perf.session import clocks_now

@@ -1,11 +1,12 @@
-"""Times, spans and sizes as people type them."""
+"""Times, spans and sizes as people type them, and times as they are shown."""
 
 from __future__ import annotations
 
 import click
 import pytest
 
-from ksym_plugin.cli import times
+from ksym_plugin.cli import options
+from ksym_plugin.cli.output import Dial
 from ksym_plugin.kernel.clocks import ClockMap, Instant
 
 
@@ -21,50 +22,50 @@ from ksym_plugin.kernel.clocks import ClockMap, Instant
     ],
 )
 def test_a_point_in_time_is_exact(text: str, ns: int) -> None:
-    assert times.point(text) == ns
+    assert options.point(text) == ns
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.", ".5", "1e3", "1.0000000001", "1_0", "٣"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        times.point(text)
+        options.point(text)
 
 
 def test_spans_and_sizes() -> None:
-    assert times.span("90") == 90_000_000_000
-    assert times.span("1.5h") == 5_400_000_000_000
-    assert times.span("7d") == 604_800_000_000_000
-    assert [times.size(text) for text in ("1", "4K", "500M", "2GiB")] == [
+    assert options.span("90") == 90_000_000_000
+    assert options.span("1.5h") == 5_400_000_000_000
+    assert options.span("7d") == 604_800_000_000_000
+    assert [options.size(text) for text in ("1", "4K", "500M", "2GiB")] == [
         1,
         4096,
         524_288_000,
         2_147_483_648,
     ]
-    for parse in (times.span, times.size):
+    for parse in (options.span, options.size):
         with pytest.raises(click.BadParameter):
             parse("7 parsecs")
 
 
 def test_a_ring_has_a_size_that_kernels_take() -> None:
-    assert [times.ring_size(text) for text in ("4K", "16M", "1G")] == [4096, 1 << 24, 1 << 30]
+    assert [options.ring_size(text) for text in ("4K", "16M", "1G")] == [4096, 1 << 24, 1 << 30]
     for text in ("0", "4095", "1025M", "8G", "large"):
         with pytest.raises(click.BadParameter):
-            times.ring_size(text)
+            options.ring_size(text)
 
 
 def test_a_history_s_bound_that_lacks_its_unit_is_refused() -> None:
-    assert [times.history_size(text) for text in ("1M", "1G")] == [1 << 20, 1 << 30]
+    assert [options.history_size(text) for text in ("1M", "1G")] == [1 << 20, 1 << 30]
     for text in ("1", "1023K", "large"):
         with pytest.raises(click.BadParameter):
-            times.history_size(text)
+            options.history_size(text)
 
 
-def dial(clock: str | None, *instants: Instant) -> times.Dial:
-    return times.Dial(ClockMap(instants), clock)
+def dial(clock: str | None, *instants: Instant) -> Dial:
+    return Dial(ClockMap(instants), clock)
 
 
 def test_the_dial_goes_back_the_way_the_map_came() -> None:
-    second = times.SECOND
+    second = options.SECOND
     # A clock 50 ppm fast, far worse than any in use, and far away.
     instants = [
         Instant(n * second, n * second, 10**18 + n * 1_000_050_000, 7 + n * second)
@@ -72,7 +73,7 @@ def test_the_dial_goes_back_the_way_the_map_came() -> None:
     ]
     clocks = ClockMap(instants)
     for clock in ("perf", "realtime", "boottime", "monotonic"):
-        shown = times.Dial(clocks, clock)
+        shown = Dial(clocks, clock)
         for time_ns in (0, 100 * second, 123_456_789_012, 190 * second, 10**15):
             assert abs(clocks.to_monotonic(clock, shown.of(time_ns)) - time_ns) <= 1
 
@@ -84,7 +85,7 @@ def test_the_dial_says_when_perfs_clock_is_not_known() -> None:
 
 def test_windows_say_how_much_earlier() -> None:
     shown = dial("monotonic")
-    second = times.SECOND
+    second = options.SECOND
     assert shown.window(5 * second, 5 * second) == "5.000000"
     assert shown.window(5 * second - 2_000_000, 5 * second) == "5.000000 (-2 ms)"
     assert shown.window(0, 5 * second) == "before 5.000000"
