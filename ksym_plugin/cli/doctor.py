@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import click
 
@@ -30,10 +31,6 @@ _COMPILE_SECONDS = 90.0
 _COMPILED = frozenset(("kprobe", "fentry"))
 _HANGS = "bpf(2) or perf_event_open(2) does not come back"
 _HANGS_REMEDY = "restart this machine: no program can mend a kernel that hangs there"
-_ADDRESSES = (
-    "run as root or with CAP_SYSLOG, and set kernel.kptr_restrict below 2 "
-    "(sysctl kernel.kptr_restrict=1)"
-)
 _CLOCK_REMEDY = (
     "set kernel.perf_event_paranoid to 2 or below, or sample with: perf record -k CLOCK_MONOTONIC"
 )
@@ -42,16 +39,13 @@ _SWITCH_REMEDY = "run as root, in the host's network namespace"
 _LIST_REMEDY = "list them with: sysctl net.core.bpf_jit_kallsyms=1 net.core.bpf_jit_harden=0"
 
 
-class Check:
+class Check(NamedTuple):
     """One thing that was looked at; ``remedy`` is empty where nothing is to be done."""
 
-    __slots__ = ("finding", "fine", "name", "remedy")
-
-    def __init__(self, name: str, fine: bool, finding: str, remedy: str = "") -> None:
-        self.name = name
-        self.fine = fine
-        self.finding = finding
-        self.remedy = remedy
+    name: str
+    fine: bool
+    finding: str
+    remedy: str = ""
 
     @property
     def state(self) -> str:
@@ -61,13 +55,9 @@ class Check:
         return f"{self.finding}; {self.remedy}" if self.remedy else self.finding
 
 
-def source_names() -> list[str]:
-    return [f"source {name}" for name in names()]
-
-
 def run_all(history: str | None) -> list[Check]:
     return [
-        *(_guarded(f"source {name}", partial(_source, name), _patience(name)) for name in names()),
+        *(_guarded(f"source {name}", partial(_source, name), _seconds(name)) for name in names()),
         _guarded("bpf(2)", _programs),
         _kallsyms(),
         _clock(),
@@ -77,7 +67,7 @@ def run_all(history: str | None) -> list[Check]:
     ]
 
 
-def _patience(source: str) -> float:
+def _seconds(source: str) -> float:
     return _COMPILE_SECONDS if source in _COMPILED else _ASK_SECONDS
 
 
@@ -120,7 +110,7 @@ def _programs() -> tuple[bool, str, str]:
 
 def _kallsyms() -> Check:
     if identity.start() is None:
-        return Check("kallsyms", False, "kernel addresses are hidden", _ADDRESSES)
+        return Check("kallsyms", False, "kernel addresses are hidden", HIDDEN_REMEDY)
     return Check("kallsyms", True, "kernel addresses can be read")
 
 
@@ -214,22 +204,18 @@ def command(ctx: click.Context, history: str | None, as_json: bool) -> None:
     The exit status is 0 if recording is possible.
     """
     results = run_all(history)
-    possible = any(check.fine for check in results if check.name in source_names())
+    possible = any(check.fine for check in results if check.name.startswith("source "))
     if as_json:
-        write_json(
+        checks = [
             {
-                "recording": possible,
-                "checks": [
-                    {
-                        "name": check.name,
-                        "state": check.state,
-                        "finding": check.finding,
-                        "remedy": check.remedy,
-                    }
-                    for check in results
-                ],
+                "name": check.name,
+                "state": check.state,
+                "finding": check.finding,
+                "remedy": check.remedy,
             }
-        )
+            for check in results
+        ]
+        write_json({"recording": possible, "checks": checks})
     else:
         write_lines(f"{check.state:7}  {check.name}: {check.sentence()}" for check in results)
     ctx.exit(0 if possible else 1)

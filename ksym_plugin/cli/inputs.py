@@ -11,6 +11,7 @@ import click
 from ksym_plugin.cli.output import say
 from ksym_plugin.history import locate
 from ksym_plugin.kernel import debuginfod, identity, snapshot
+from ksym_plugin.kernel.bpf_prog import HIDDEN_REMEDY
 from ksym_plugin.kernel.clocks import (
     BOOTTIME,
     MONOTONIC,
@@ -40,13 +41,6 @@ if TYPE_CHECKING:
     from ksym_plugin.perf.data import Recorded
 
 
-_HIDDEN = KallsymsError(
-    "kernel addresses are hidden from this user",
-    "run as root or with CAP_SYSLOG, and set kernel.kptr_restrict below 2 "
-    "(sysctl kernel.kptr_restrict=1)",
-)
-
-
 def lifetimes() -> list[Lifetime]:
     """What BPF symbols the kernel holds now. SourceError if it does not tell."""
     taken = snapshot.take()
@@ -72,7 +66,7 @@ def kallsyms(needed: bool) -> Kallsyms | None:
     try:
         table = Kallsyms.load()
         if table.hidden:
-            raise _HIDDEN
+            raise KallsymsError("kernel addresses are hidden from this user", HIDDEN_REMEDY)
     except KallsymsError as error:
         if needed:
             raise

@@ -64,6 +64,11 @@ def ring_size(text: str) -> int:
     return number
 
 
+def glob(pattern: str) -> str:
+    """A pattern for fnmatch from a part of a name, or from a whole one with ``*`` and ``?``."""
+    return pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
+
+
 history = click.option(
     "-H",
     "--history",

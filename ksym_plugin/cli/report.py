@@ -96,7 +96,7 @@ def command(
     """
     documents, status = account(data, history, clock, perf_options)
     found = _chosen(documents, event)
-    rows = [row for row in found["programs"] if fnmatchcase(row["name"], _glob(pattern))]
+    rows = [row for row in found["programs"] if fnmatchcase(row["name"], options.glob(pattern))]
     rows.sort(key=_SORTS[sort])
     if as_json:
         write_json({**found, "programs": rows})
@@ -140,10 +140,6 @@ def _chosen(documents: list[dict[str, Any]], event: str | None) -> dict[str, Any
     if event not in names:
         raise Failure(f"there are no samples of {event}; there are some of: {', '.join(names)}")
     return documents[names.index(event)]
-
-
-def _glob(pattern: str) -> str:
-    return pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
 
 
 def _at_least(row: dict[str, Any]) -> float:

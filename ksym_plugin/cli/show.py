@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ksym_plugin.history.reader import BootHistory, Session
-    from ksym_plugin.timeline.symbols import Lifetime
+    from ksym_plugin.timeline.symbols import Lifetime, Loss
 
 _ROW = "{:18}  {:>6}  {:>7}  {:24}  {:24}  {}"
 _HEAD = _ROW.format("START", "SIZE", "PROGRAM", "LOADED", "UNLOADED", "NAME")
@@ -81,22 +81,17 @@ def _show_live(past_wanted: bool, clock: str | None, as_json: bool, pattern: str
 
 
 def _chosen(known: BootHistory, time_ns: int | None, pattern: str) -> list[Lifetime]:
-    if time_ns is not None:
-        return [life for life in known.live(time_ns) if _matches(life, pattern)]
-    return [life for life in known.lifetimes(_like(pattern)) if _matches(life, pattern)]
+    found = known.lifetimes(_like(pattern)) if time_ns is None else known.live(time_ns)
+    return [life for life in found if _matches(life, pattern)]
 
 
 def _matches(lifetime: Lifetime, pattern: str) -> bool:
-    return fnmatchcase(lifetime.symbol.name, _glob(pattern))
-
-
-def _glob(pattern: str) -> str:
-    return pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
+    return fnmatchcase(lifetime.symbol.name, options.glob(pattern))
 
 
 def _like(pattern: str) -> str:
     """A pattern for SQL that matches at least what the glob does."""
-    glob = _glob(pattern)
+    glob = options.glob(pattern)
     return "%" if "[" in glob else glob.replace("*", "%").replace("?", "_")
 
 
@@ -155,28 +150,26 @@ def _document(
         "clock": dial.clock,
         "at": None if time_ns is None else dial.of(time_ns),
         "covered": None if time_ns is None else known.covers(time_ns),
-        "sessions": [
-            {
-                "source": session.source,
-                "started": dial.of(session.started),
-                "covered": dial.of(session.covered),
-                "closed": session.closed,
-                "writing": session.writing and not session.closed,
-                "killed": session.killed,
-            }
-            for session in known.sessions
-        ],
-        "gaps": [
-            {
-                "since": dial.of(loss.since),
-                "until": dial.of(loss.until),
-                "cause": loss.cause,
-                "count": loss.count,
-            }
-            for loss in known.losses
-        ],
+        "sessions": [_session(session, dial) for session in known.sessions],
+        "gaps": [_gap(loss, dial) for loss in known.losses],
         "symbols": [{**_symbol(life, dial), **_details(known, dial, life)} for life in found],
     }
+
+
+def _session(session: Session, dial: Dial) -> dict[str, Any]:
+    return {
+        "source": session.source,
+        "started": dial.of(session.started),
+        "covered": dial.of(session.covered),
+        "closed": session.closed,
+        "writing": session.writing and not session.closed,
+        "killed": session.killed,
+    }
+
+
+def _gap(loss: Loss, dial: Dial) -> dict[str, Any]:
+    since, until = dial.of(loss.since), dial.of(loss.until)
+    return {"since": since, "until": until, "cause": loss.cause, "count": loss.count}
 
 
 def _details(known: BootHistory, dial: Dial, life: Lifetime) -> dict[str, Any]:
