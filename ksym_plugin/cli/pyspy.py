@@ -4,23 +4,67 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import tempfile
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ksym_plugin.cli import options, pyspy_graft, pyspy_record
-from ksym_plugin.cli.output import say
-from ksym_plugin.cli.pyspy_graft import Files, Session, Targets
-from ksym_plugin.cli.pyspy_record import Command
+from ksym_plugin.cli import flamegraph, inputs, options, pyspy_record
+from ksym_plugin.cli.output import plural, say
+from ksym_plugin.cli.pyspy_record import Command, RecordingInfo, load_info
 from ksym_plugin.cli.signals import Signals
+from ksym_plugin.history import locate
+from ksym_plugin.perf.data import MAGIC
+from ksym_plugin.python import pyspy, pyspy_graft, pyspy_match, pyspy_perf
+from ksym_plugin.stacks import flamegraph as picture
+from ksym_plugin.stacks import speedscope as speedscope_file
+from ksym_plugin.timeline.errors import KsymError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
+
+    from ksym_plugin.python.pyspy import Log
+    from ksym_plugin.python.pyspy_graft import Grafted
+    from ksym_plugin.python.pyspy_perf import Hit, Reader
 
 DEFAULT_OUTPUT = "pyspy.speedscope.json"
 _SECONDS = 10.0
+_SCRIPT = [
+    *("perf", "script", "--ns", "--header"),
+    *("-F", "comm,pid,tid,time,event,ip,sym,symoff,dso"),
+]
+_MONOTONIC = "record with: perf record -k CLOCK_MONOTONIC"
+
+
+class Targets(NamedTuple):
+    """Where results go: speedscope, folded stacks, a picture; None for not at all."""
+
+    speedscope: str | None
+    folded: str | None
+    svg: str | None
+
+    def write(self, grafted: Grafted, title: str) -> None:
+        if self.speedscope:
+            flamegraph.write(speedscope_file.write(title, grafted.profiles()), self.speedscope)
+        if self.folded:
+            with open(self.folded, "wb") as file:
+                file.writelines(
+                    line.encode("utf-8", "surrogateescape") for line in grafted.folded()
+                )
+        if self.svg:
+            flamegraph.write(picture.draw(grafted.counts, picture.Picture(title)), self.svg)
+
+
+class Files(NamedTuple):
+    """One recording: perf's data or text, py-spy's file and log, the history."""
+
+    perf: str
+    pyspy: str
+    log: str | None
+    info: RecordingInfo
+    history: str | None
 
 
 def targets(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,13 +194,13 @@ def record(
             status = started.wait()
         samplers.require_results()
         files = Files(
-            samplers.path(pyspy_graft.PERF_DATA),
-            samplers.path(pyspy_graft.PYSPY),
-            samplers.path(pyspy_graft.LOG),
-            samplers.session,
+            samplers.path(pyspy_record.PERF_DATA),
+            samplers.path(pyspy_record.PYSPY),
+            samplers.path(pyspy_record.LOG),
+            samplers.info,
             history or (own if os.path.exists(own) else None),
         )
-        result = pyspy_graft.graft(files, force)
+        result = graft_files(files, force)
         Targets(output, folded, svg).write(result, f"process {pid}")
     ctx.exit(status)
 
@@ -213,10 +257,146 @@ def graft(
     perf record -k CLOCK_MONOTONIC -g ...; RUST_LOG=py_spy=info,remoteprocess=debug py-spy
     record -f speedscope --idle --threads --full-filenames ... > LOG 2>&1
     """
-    beside = os.path.join(os.path.dirname(pyspy), pyspy_graft.SESSION)
+    beside = os.path.join(os.path.dirname(pyspy), pyspy_record.INFO)
     if session is None and os.path.exists(beside):
         session = beside
-    noted = Session() if session is None else pyspy_graft.load_session(session)
-    files = Files(perf, pyspy, log, noted, history)
-    result = pyspy_graft.graft(files, force)
+    info = RecordingInfo() if session is None else load_info(session)
+    files = Files(perf, pyspy, log, info, history)
+    result = graft_files(files, force)
     Targets(output, folded, svg).write(result, os.path.basename(pyspy))
+
+
+def graft_files(files: Files, force: bool) -> Grafted:
+    """Both sides together, with all that is to be known of how well they fit said."""
+    log = _log(files.log)
+    if log.settings.get("gil_only") == "true":
+        raise KsymError(
+            "py-spy was told --gil: it never sees a thread inside a system call",
+            "record without --gil",
+        )
+    with open(files.pyspy, "rb") as file:
+        document = pyspy.load(file.read())
+    reader, hits = _perf_samples(files)
+    threads = pyspy_graft.by_thread(hits)
+    shift = _shift(files, reader)
+    grafted = _graft(files, document, log, shift, threads, force)
+    if not any(hit.kernel for hit in hits):
+        say("no sample of perf has kernel frames: see what this user may see with: ksym doctor")
+    if reader.passed_over:
+        say(f"{reader.passed_over:,} samples of other events left out")
+    return grafted
+
+
+def _graft(
+    files: Files,
+    document: object,
+    log: Log,
+    shift: int,
+    threads: Mapping[int, Sequence[Hit]],
+    force: bool,
+) -> Grafted:
+    """By the instants at which py-spy stopped the process."""
+    _refuse(log)
+    profile = pyspy.parse(document)
+    _note_version(profile.version)
+    info = files.info
+    # With clocks, py-spy was started by us, with --idle.
+    dating = pyspy_match.date(profile, log, shift, info.outer, bool(info.clocks))
+    verdict = pyspy_graft.check(threads, dating.threads)
+    answers = pyspy_graft.matchers(dating, not (verdict.passes or force))
+    natives = log.tids - set(dating.threads) - dating.misfits
+    if dating.misfits - log.tids:
+        # Python threads under ids of a namespace that were not noted: they may be any of these.
+        natives = set()
+    grafted = pyspy_graft.graft(threads, answers, dating.misfits, natives)
+    say(pyspy_graft.run_line(dating, files.info.rate))
+    say(grafted.tally.line())
+    say(pyspy_graft.verdict_line(verdict, force))
+    if log.errors:
+        say(
+            f"py-spy failed at {plural(log.errors, 'sample')}, nobody knows which: frames are"
+            " given only where it makes no difference"
+        )
+    if dating.misfits:
+        say(f"{plural(len(dating.misfits), 'thread')} unknown: samples and log do not fit")
+    return grafted
+
+
+def _log(path: str | None) -> Log:
+    if path is None:
+        return pyspy.Log()
+    with open(path, "rb") as file:
+        return pyspy.parse_log(file)
+
+
+def _refuse(log: Log) -> None:
+    """KsymError for recordings that nothing right can come of."""
+    if not log.locks:
+        raise KsymError(
+            "py-spy's log does not date its samples",
+            "record with: RUST_LOG=py_spy=info,remoteprocess=debug py-spy record"
+            " -f speedscope --idle --threads … > LOG 2>&1, and give --pyspy-log LOG",
+        )
+    if log.errors > pyspy_match.MOST_SLACK:
+        raise KsymError(
+            f"py-spy failed at {log.errors} samples, so that the order of the others tells no time",
+            "record again at a lower --rate",
+        )
+
+
+def _note_version(version: str) -> None:
+    if version not in pyspy.TRIED:
+        tried = ", ".join(pyspy.TRIED)
+        say(
+            f"py-spy {version or 'of unknown version'} is none of those tried ({tried}); its log"
+            " is believed as far as it fits the samples in number"
+        )
+
+
+def _shift(files: Files, reader: Reader) -> int:
+    if reader.is_monotonic is False:
+        raise KsymError("perf's samples are not on CLOCK_MONOTONIC", _MONOTONIC)
+    shift = files.info.shift()
+    if shift is None:
+        shift = reader.shift
+    if shift is None or not reader.is_monotonic:
+        raise KsymError(
+            "nothing tells how perf's clock stands to py-spy's",
+            f"{_MONOTONIC}, and print text with: perf script --header --ns",
+        )
+    return shift
+
+
+def _perf_samples(files: Files) -> tuple[Reader, list[Hit]]:
+    """perf's samples, kernel frames named by the history if there is one."""
+    history = locate.find(files.history, files.perf)
+    with _perf_text(files.perf) as text, contextlib.ExitStack() as stack:
+        renamer = stack.enter_context(inputs.renamer(text, history, None)) if history else None
+        reader = pyspy_perf.Reader(renamer)
+        return reader, list(reader.read(text.pieces()))
+
+
+@contextlib.contextmanager
+def _perf_text(path: str) -> Iterator[inputs.Text]:
+    """The text of a perf.data, or the file itself if it is such text."""
+    with open(path, "rb") as file:
+        is_data = file.read(len(MAGIC)) == MAGIC
+        file.seek(0)
+        if not is_data:
+            yield inputs.Text(file)
+            return
+    call = [*_SCRIPT, "-i", path]
+    try:
+        child = subprocess.Popen(
+            call, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise KsymError(
+            f"perf cannot be run ({error.strerror})",
+            "install it, or give the text that perf script --ns --header prints elsewhere",
+        ) from error
+    with child:
+        if child.stdout is not None:
+            yield inputs.Text(child.stdout)
+    if child.returncode:
+        raise KsymError(f"perf script cannot read {path}", f"see: {' '.join(call)}")

@@ -6,6 +6,7 @@ perf starts first and ends last, so that what py-spy saw lies within what perf s
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import select
@@ -13,31 +14,51 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ksym_plugin.cli import pyspy_graft
 from ksym_plugin.cli.output import say
-from ksym_plugin.cli.pyspy_graft import Session
 from ksym_plugin.cli.signals import is_foreground
-from ksym_plugin.kernel.worker import Child
+from ksym_plugin.kernel.worker import Child, Forked
+from ksym_plugin.python.pyspy import AGAIN
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from typing import Final
 
     from ksym_plugin.cli.signals import Signals
 
 
-STOPS: Final = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+STOPS = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 #: Stopping so many threads for each sample holds a process up (py-spy's issue 872).
-_MANY_THREADS: Final = 32
-_LOW_RATE: Final = 20
-_PYTHON: Final = re.compile(rb"(?:libpython|/python)(\d)\.(\d+)")
+_MANY_THREADS = 32
+_LOW_RATE = 20
+_PYTHON = re.compile(rb"(?:libpython|/python)(\d)\.(\d+)")
 #: What a shell's exit status is for a command it cannot find, cannot run, or that was killed.
-_NOT_FOUND: Final = 127
-_NOT_RUN: Final = 126
-_BY_SIGNAL: Final = 128
+_NOT_FOUND = 127
+_NOT_RUN = 126
+_BY_SIGNAL = 128
+_STEP_SECONDS = 0.05
+#: How long a command may take until it is a Python process.
+_PYTHON_SECONDS = 5.0
+#: Longer than anybody records: py-spy counts samples, and is told to stop.
+_FOR_EVER = "999999"
+#: What py-spy prints, over and over, once it has lost a thread; it then never recovers.
+_FAILED = b"Failed to suspend process"
+_FAILURES = 30
+_TAIL = 1 << 13
+#: How long it may then take to write what it has, while it may hold the process.
+_STUCK_SECONDS = 5.0
+_SAMPLING = b"Sampling process"
+#: What a folder of ``ksym pyspy record --keep`` holds.
+PERF_DATA = "perf.data"
+PYSPY = "pyspy.json"
+LOG = "pyspy.log"
+INFO = "session.json"
+#: UTC is py-spy's clock: a step of it, in ns, would misplace every sample after it.
+_CLOCK_STEP = 100_000
+_PERF_LOG = "perf.log"
+_RECORDER_LOG = "recorder.log"
 
 
 class Command:
@@ -50,13 +71,13 @@ class Command:
     def __init__(self, call: Sequence[str], signals: Signals) -> None:
         self._name = call[0]
         self._signals = signals
-        self._status: int | None = None
         go, self._go = os.pipe()
         try:
             self.pid = os.fork()
             if not self.pid:
                 os.close(self._go)
                 _become(call, go)
+            self._process = Forked(self.pid)
         except BaseException:
             os.close(self._go)
             raise
@@ -96,17 +117,11 @@ class Command:
                 # A terminal's Ctrl-C has reached it by itself.
                 if not self._is_over() and (number != signal.SIGINT or not is_foreground()):
                     os.kill(self.pid, number)
-        return self._status or 0
+        status = self._process.poll() or 0
+        return status if status >= 0 else _BY_SIGNAL - status
 
     def _is_over(self) -> bool:
-        if self._status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                has_exited = os.WIFEXITED(status)
-                self._status = (
-                    os.WEXITSTATUS(status) if has_exited else _BY_SIGNAL + os.WTERMSIG(status)
-                )
-        return self._status is not None
+        return self._process.poll() is not None
 
 
 def _become(call: Sequence[str], go: int) -> None:
@@ -199,20 +214,44 @@ def is_there(pid: int) -> bool:
         return False
 
 
-_STEP_SECONDS: Final = 0.05
-#: How long a command may take until it is a Python process.
-_PATIENCE_SECONDS: Final = 5.0
-#: Longer than anybody records: py-spy counts samples, and is told to stop.
-_FOR_EVER: Final = "999999"
-#: What py-spy says, over and over, once it has lost a thread; it then never recovers.
-_FAILED: Final = b"Failed to suspend process"
-_FAILURES: Final = 30
-_TAIL: Final = 1 << 13
-#: How long it may then take to write what it has, while it may hold the process.
-_STUCK_SECONDS: Final = 5.0
-_SAMPLING: Final = b"Sampling process"
-_PERF_LOG: Final = "perf.log"
-_RECORDER_LOG: Final = "recorder.log"
+@dataclass
+class RecordingInfo:
+    """What is known of a recording besides its files.
+
+    ``clocks`` are UTC and CLOCK_MONOTONIC in ns, read together before and after; ``outer``
+    maps ids of threads in a PID namespace to the host's; ``rate`` is what py-spy was asked.
+    """
+
+    clocks: list[tuple[int, int]] = field(default_factory=list)
+    outer: dict[int, int] = field(default_factory=dict)
+    rate: float | None = None
+
+    def save(self, path: str) -> None:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(vars(self), file)
+
+    def shift(self) -> int | None:
+        """What to add to UTC for CLOCK_MONOTONIC; KsymError if UTC was set meanwhile."""
+        shifts = [monotonic - utc for utc, monotonic in self.clocks]
+        if not shifts:
+            return None
+        if max(shifts) - min(shifts) > _CLOCK_STEP:
+            raise KsymError("the clock was set during the recording, which cannot be undone", AGAIN)
+        return shifts[0]
+
+
+def load_info(path: str) -> RecordingInfo:
+    """What a file says of a recording. KsymError for another file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+        return RecordingInfo(
+            [(int(utc), int(monotonic)) for utc, monotonic in document["clocks"]],
+            {int(inner): int(outer) for inner, outer in document["outer"].items()},
+            None if document["rate"] is None else float(document["rate"]),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+        raise KsymError(f"{path} is no session of ksym pyspy record", AGAIN) from None
 
 
 class How(NamedTuple):
@@ -239,8 +278,7 @@ class Sampling:
 
     def __init__(self, folder: str, pid: int, how: How, signals: Signals) -> None:
         self.folder = folder
-        self.session = Session()
-        self.session.rate = how.rate
+        self.info = RecordingInfo(rate=how.rate)
         self._pid = pid
         self._how = how
         self._signals = signals
@@ -277,7 +315,7 @@ class Sampling:
         call += ["--kernel-callchains", "-k", "CLOCK_MONOTONIC", "-D", "-1"]
         # perf would first list all programs, which takes it a minute with ten thousand.
         call += ["--no-bpf-event"] if self._recorder is not None else []
-        call += [f"--control=fifo:{command},{acknowledge}", "-o", self.path(pyspy_graft.PERF_DATA)]
+        call += [f"--control=fifo:{command},{acknowledge}", "-o", self.path(PERF_DATA)]
         call += ["-p", ",".join(map(str, pids))]
         with contextlib.ExitStack() as stack:
             writer, reader = (_fifo(path, stack) for path in (command, acknowledge))
@@ -292,8 +330,8 @@ class Sampling:
 
     def start_py_spy(self, is_starting: bool) -> None:
         """py-spy, sampling when this returns; tried again for a process that just starts."""
-        self.session.clocks.append(_clocks())
-        until = time.monotonic() + (_PATIENCE_SECONDS if is_starting else 0)
+        self.info.clocks.append(_clocks())
+        until = time.monotonic() + (_PYTHON_SECONDS if is_starting else 0)
         while True:
             self._py_spy = child = self._call_py_spy()
             if child.wait_for(_SAMPLING):
@@ -317,11 +355,11 @@ class Sampling:
         how = self._how
         call = [py_spy(), "record", "-p", str(self._pid), "-r", str(how.rate), "-d", _FOR_EVER]
         call += ["-f", "speedscope"]
-        call += ["--idle", "--threads", "--full-filenames", "-o", self.path(pyspy_graft.PYSPY)]
+        call += ["--idle", "--threads", "--full-filenames", "-o", self.path(PYSPY)]
         call += ["--native"] if how.native else []
         call += ["--subprocesses"] if how.subprocesses else []
         environment = {"RUST_LOG": "py_spy=info,remoteprocess=debug"}
-        return Child(call, self.path(pyspy_graft.LOG), environment)
+        return Child(call, self.path(LOG), environment)
 
     def run(self, seconds: float | None) -> bool:
         """Sample for so long, until a signal, or until the process is gone or no longer seen.
@@ -331,7 +369,7 @@ class Sampling:
         until = None if seconds is None else time.monotonic() + seconds
         while until is None or time.monotonic() < until:
             pids = family(self._pid) if self._how.subprocesses else (self._pid,)
-            self.session.outer.update(outer_ids(pids))
+            self.info.outer.update(outer_ids(pids))
             left = _STEP_SECONDS if until is None else min(_STEP_SECONDS, until - time.monotonic())
             select.select([self._signals.fd], [], [], max(0.0, left))
             if self._signals.take() & STOPS:
@@ -359,19 +397,21 @@ class Sampling:
 
     def stop(self) -> None:
         """Have all write what they have."""
-        _end(self._py_spy, signal.SIGINT)
-        self.session.clocks.append(_clocks())
-        _end(self._perf, signal.SIGINT)
+        if self._py_spy is not None:
+            self._py_spy.end(signal.SIGINT)
+        self.info.clocks.append(_clocks())
+        if self._perf is not None:
+            self._perf.end(signal.SIGINT)
         if self._recorder is not None:
             was_at_work = self._recorder.status is None
             self._recorder.end(signal.SIGTERM)
             if not was_at_work or self._recorder.status:
                 say(f"BPF symbols are not recorded to the end: {self._recorder.problem()}")
-        self.session.save(self.path(pyspy_graft.SESSION))
+        self.info.save(self.path(INFO))
 
     def require_results(self) -> None:
         """KsymError if py-spy or perf failed."""
-        if self._py_spy is not None and not os.path.exists(self.path(pyspy_graft.PYSPY)):
+        if self._py_spy is not None and not os.path.exists(self.path(PYSPY)):
             problem = self._py_spy.problem()
             raise KsymError(f"py-spy wrote nothing: {problem}", "record for longer")
         if self._perf is not None and self._perf.status not in (0, -signal.SIGINT, 130):
@@ -388,11 +428,6 @@ def _fifo(path: str, stack: contextlib.ExitStack) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     stack.callback(os.close, fd)
     return fd
-
-
-def _end(child: Child | None, number: int) -> None:
-    if child is not None:
-        child.end(number)
 
 
 def _clocks() -> tuple[int, int]:

@@ -7,42 +7,36 @@ not, what they share, and a frame that says so.
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
 from ksym_plugin.python.pyspy_match import LEAST_CHECKED, LEAST_SHARE, Check, Matcher
 from ksym_plugin.timeline.errors import KsymError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from typing import Final, Protocol
 
     from ksym_plugin.python.pyspy_match import Dated, Dating, Found
     from ksym_plugin.python.pyspy_perf import Hit
 
-    class Answers(Protocol):
-        """The Python side of one thread by the instant; None where nothing is known."""
-
-        def at(self, time: int, /) -> Found | None: ...
-
-
 #: What stands for the Python frames that are not known.
-UNCERTAIN: Final = "[python frames uncertain]"
-STACK_UNKNOWN: Final = "[python stack unknown]"
-NO_PYTHON: Final = "[no python stack]"
+UNCERTAIN = "[python frames uncertain]"
+STACK_UNKNOWN = "[python stack unknown]"
+NO_PYTHON = "[no python stack]"
 
 
+@dataclass
 class Tally:
     """perf's samples by what became of them."""
 
-    __slots__ = ("held", "matched", "no_python", "uncertain", "unknown")
-
-    def __init__(self) -> None:
-        #: Whole Python stack; a part of it; nothing known; no Python thread.
-        self.matched = 0
-        self.uncertain = 0
-        self.unknown = 0
-        self.no_python = 0
-        #: Taken while py-spy held the thread, and left out.
-        self.held = 0
+    #: Whole Python stack; a part of it; nothing known; no Python thread.
+    matched: int = 0
+    uncertain: int = 0
+    unknown: int = 0
+    no_python: int = 0
+    #: Taken while py-spy held the thread, and left out.
+    held: int = 0
 
     @property
     def samples(self) -> int:
@@ -62,33 +56,26 @@ class Tally:
         return f"{self.samples:,} samples of perf: {shares}; {self.held:,} left out, taken in stops"
 
 
+@dataclass
 class Grafted:
-    """Samples with both sides: by thread in the order of time, and added up by stack."""
+    """Samples with both sides: added up by stack, and by thread in the order of time."""
 
-    __slots__ = ("counts", "tally", "threads")
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-        #: By task and thread: stacks, and how many samples in a row had them.
-        self.threads: dict[tuple[str, int], list[tuple[str, int]]] = {}
-        self.tally = Tally()
+    counts: Counter[str] = field(default_factory=Counter)
+    #: By task and thread: stacks, and how many samples in a row had them.
+    threads: dict[tuple[str, int], list[tuple[str, float]]] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
 
     def add(self, hit: Hit, python: tuple[str, ...]) -> None:
         stack = ";".join((hit.comm, *python, *hit.kernel))
-        self.counts[stack] = self.counts.get(stack, 0) + 1
+        self.counts[stack] += 1
         samples = self.threads.setdefault((hit.comm, hit.tid), [])
-        if samples and samples[-1][0] == stack:
-            samples[-1] = (stack, samples[-1][1] + 1)
-        else:
-            samples.append((stack, 1))
+        before, count = samples.pop() if samples and samples[-1][0] == stack else (stack, 0)
+        samples.append((before, count + 1))
 
     def profiles(self) -> list[tuple[str, list[tuple[str, float]]]]:
         """As ``speedscope.write`` takes them: all merged, then one a thread."""
-        merged: list[tuple[str, float]] = [*sorted(self.counts.items())]
-        threads: list[tuple[str, list[tuple[str, float]]]] = [
-            (f"{comm} {tid}", [*samples]) for (comm, tid), samples in sorted(self.threads.items())
-        ]
-        return [("all threads, merged", merged), *threads]
+        threads = [(f"{comm} {tid}", [*rows]) for (comm, tid), rows in sorted(self.threads.items())]
+        return [("all threads, merged", [*sorted(self.counts.items())]), *threads]
 
     def folded(self) -> Iterable[str]:
         return (f"{stack} {count}\n" for stack, count in sorted(self.counts.items()))
@@ -97,15 +84,9 @@ class Grafted:
 def by_thread(hits: Iterable[Hit]) -> dict[int, list[Hit]]:
     """perf's samples by thread, each thread's in the order of time."""
     threads: dict[int, list[Hit]] = {}
-    for hit in hits:
+    for hit in sorted(hits, key=lambda hit: hit.time):
         threads.setdefault(hit.tid, []).append(hit)
-    for mine in threads.values():
-        mine.sort(key=_time)
     return threads
-
-
-def _time(hit: Hit) -> int:
-    return hit.time
 
 
 def check(threads: Mapping[int, Sequence[Hit]], dated: Mapping[int, Dated]) -> Check:
@@ -118,14 +99,14 @@ def check(threads: Mapping[int, Sequence[Hit]], dated: Mapping[int, Dated]) -> C
     return verdict
 
 
-def matchers(dating: Dating, withheld: bool) -> dict[int, Answers]:
+def matchers(dating: Dating, withheld: bool) -> dict[int, Matcher]:
     """What answers for each thread that fits the log."""
     return {tid: Matcher(dated, withheld) for tid, dated in dating.threads.items()}
 
 
 def graft(
     threads: Mapping[int, Sequence[Hit]],
-    answers: Mapping[int, Answers],
+    answers: Mapping[int, Matcher],
     misfits: Iterable[int],
     natives: Iterable[int],
 ) -> Grafted:
@@ -175,16 +156,16 @@ def _graft_one(grafted: Grafted, hit: Hit, found: Found | None) -> None:
 
 def verdict_line(verdict: Check, forced: bool) -> str:
     """The self-check in words, and what follows from it."""
-    said = (
+    line = (
         f"self-check: {100 * verdict.share:.1f} % of {verdict.checked:,} samples are as their"
         " neighbours say"
     )
     if verdict.passes:
-        return said
-    wanted = f"{said} ({100 * LEAST_SHARE:.0f} % of at least {LEAST_CHECKED} are wanted)"
+        return line
+    line += f" ({100 * LEAST_SHARE:.0f} % of at least {LEAST_CHECKED} are wanted)"
     if forced:
-        return f"{wanted}; leaves are given all the same and may be wrong"
-    return f"{wanted}; Python leaves are withheld, --force shows them"
+        return f"{line}; leaves are given all the same and may be wrong"
+    return f"{line}; Python leaves are withheld, --force shows them"
 
 
 def run_line(dating: Dating, asked: float | None) -> str:

@@ -9,53 +9,48 @@ themselves: each is predicted from its neighbours.
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import zip_longest
+from dataclasses import dataclass, field
+from itertools import takewhile, zip_longest
+from typing import TYPE_CHECKING, NamedTuple
 
 from ksym_plugin.python import pyspy
 from ksym_plugin.python.pyspy import AGAIN
 from ksym_plugin.timeline.errors import KsymError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from typing import Final
 
     from ksym_plugin.python.pyspy import Log, Profile, Round, Stack, Thread
 
 #: Neighbours further apart than so many mean intervals say nothing of what is between.
-FARTHEST: Final = 4
+FARTHEST = 4
 #: Rounds without a sample: py-spy is ended in one, and stops threads that just begin or are
 #: done, and fails. So many at the end are normal; where others are is not known, and too many
 #: of those leave nothing to go by. A process that exits is stopped after its interpreter is
 #: gone.
-_AT_THE_END: Final = 3
-MOST_SLACK: Final = 10
+_AT_THE_END = 3
+MOST_SLACK = 10
 #: A share of samples in threads that do not fit the log, above which nothing is believed.
-_MOST_MISFIT: Final = 0.5
+_MOST_MISFIT = 0.5
 #: What predicts well enough (measured: where the leaves were right, all of it did).
-LEAST_SHARE: Final = 0.95
-LEAST_CHECKED: Final = 50
+LEAST_SHARE = 0.95
+LEAST_CHECKED = 50
 #: Where neighbours do not predict, so many on each side have to have a caller in common.
-_AROUND: Final = 5
+_AROUND = 5
 
 
-class Dated:
+class Dated(NamedTuple):
     """The samples of one thread and when they were taken, in CLOCK_MONOTONIC ns.
 
     ``slack`` more instants are known than samples, and not which are too many: sample k is
     of one of ``times[k]`` to ``times[k + slack]``.
     """
 
-    __slots__ = ("mean", "slack", "stacks", "times")
-
-    def __init__(
-        self, times: Sequence[int], stacks: Sequence[Stack], slack: int, mean: float
-    ) -> None:
-        self.times = times
-        self.stacks = stacks
-        self.slack = slack
-        #: Mean ns between samples, of the whole process.
-        self.mean = mean
+    times: Sequence[int]
+    stacks: Sequence[Stack]
+    slack: int
+    #: Mean ns between samples, of the whole process.
+    mean: float
 
     def around(self, time: int) -> tuple[int, int] | None:
         """The last sample that is surely before a time, and the first surely after; or None."""
@@ -70,18 +65,16 @@ class Dated:
         return self.times[last] - self.times[before] <= FARTHEST * self.mean
 
 
+@dataclass
 class Dating:
     """All threads that fit, by their ids as perf has them, and what the log says of the run."""
 
-    __slots__ = ("misfits", "pause", "rate", "threads")
-
-    def __init__(self) -> None:
-        self.threads: dict[int, Dated] = {}
-        #: Threads whose samples are more, or much fewer, than the log's.
-        self.misfits: set[int] = set()
-        #: Samples a second that were reached, and the share of the time spent stopped.
-        self.rate = 0.0
-        self.pause = 0.0
+    threads: dict[int, Dated] = field(default_factory=dict)
+    #: Threads whose samples are more, or much fewer, than the log's.
+    misfits: set[int] = field(default_factory=set)
+    #: Samples a second that were reached, and the share of the time spent stopped.
+    rate: float = 0.0
+    pause: float = 0.0
 
 
 def date(
@@ -94,27 +87,26 @@ def date(
     --idle. KsymError if log and samples do not fit.
     """
     has_idle = has_idle or log.settings.get("include_idle") == "true"
-    dating = Dating()
-    processes: dict[int | None, list[Thread]] = {}
+    processes: dict[int | None, dict[int, Thread]] = {}
     for thread in profile.threads.values():
-        processes.setdefault(thread.pid, []).append(thread)
-    longest = 0
+        tid = outer.get(thread.tid, thread.tid)
+        processes.setdefault(thread.pid, {})[tid] = thread
+    dating = Dating()
+    longest: list[Round] = []
+    is_alone = len(processes) == 1
     for threads in processes.values():
-        tids = {outer.get(thread.tid, thread.tid) for thread in threads}
-        is_alone = len(processes) == 1
-        rounds = pyspy.rounds(log, None if is_alone else tids)
+        rounds = pyspy.rounds(log, None if is_alone else threads)
         rounds = rounds[pyspy.starting(log, rounds, is_alone) :]
-        if len(rounds) > longest:
-            longest = len(rounds)
-            _measure(dating, rounds)
-        exited = log.exited and has_idle
-        _date_process(dating, threads, rounds, shift, outer, exited, log.errors)
-    _require_fit(dating, profile, outer)
+        longest = max(longest, rounds, key=len)
+        most_lost = len(rounds) if log.exited and has_idle else _AT_THE_END
+        _date_process(dating, threads, rounds, shift, most_lost, log.errors)
+    _measure(dating, longest)
+    _require_fit(dating, processes.values(), profile.version)
     return dating
 
 
 def _measure(dating: Dating, rounds: Sequence[Round]) -> None:
-    span = rounds[-1].ended - rounds[0].began
+    span = rounds[-1].ended - rounds[0].began if rounds else 0
     if span > 0:
         dating.rate = len(rounds) * 1e9 / span
         dating.pause = sum(round.ended - round.began for round in rounds) / span
@@ -122,30 +114,27 @@ def _measure(dating: Dating, rounds: Sequence[Round]) -> None:
 
 def _date_process(
     dating: Dating,
-    threads: Iterable[Thread],
+    threads: Mapping[int, Thread],
     rounds: Sequence[Round],
     shift: int,
-    outer: Mapping[int, int],
-    exited: bool,
+    most_lost: int,
     errors: int,
 ) -> None:
+    """Date the samples of a process, of which py-spy lost up to ``most_lost`` at the end."""
     times: dict[int, list[int]] = {}
     for round in rounds:
         for tid in round.tids:
             times.setdefault(tid, []).append(round.at + shift)
     last = set(rounds[-1].tids) if rounds else set()
     mean = (rounds[-1].at - rounds[0].at) / max(1, len(rounds) - 1) if rounds else 0.0
-    samples = {outer.get(thread.tid, thread.tid): _own(thread.samples) for thread in threads}
+    samples = {tid: _own(thread.samples) for tid, thread in threads.items()}
     extras = {tid: len(times.get(tid, ())) - len(stacks) for tid, stacks in samples.items()}
     # What was cut off at the end, all that lived then lack alike.
-    common = max(0, min((extra for tid, extra in extras.items() if tid in last), default=0))
-    if not exited:
-        common = min(common, _AT_THE_END)
-    common = max(0, common - errors)
-    for thread in threads:
-        tid = outer.get(thread.tid, thread.tid)
+    cut_off = min((extra for tid, extra in extras.items() if tid in last), default=0)
+    cut_off = max(0, min(cut_off, most_lost) - errors)
+    for tid, thread in threads.items():
         extra = extras[tid]
-        slack = extra - common if tid in last else extra
+        slack = extra - cut_off if tid in last else extra
         if extra < 0 or slack > MOST_SLACK or not thread.in_order:
             dating.misfits.add(tid)
             continue
@@ -165,13 +154,15 @@ def _own(samples: Sequence[Stack]) -> list[Stack]:
     return [stack for at, stack in enumerate(samples) if stack.frames or not first < at < last]
 
 
-def _require_fit(dating: Dating, profile: Profile, outer: Mapping[int, int]) -> None:
-    counts = {outer.get(t.tid, t.tid): len(t.samples) for t in profile.threads.values()}
+def _require_fit(
+    dating: Dating, processes: Iterable[Mapping[int, Thread]], spy_version: str
+) -> None:
+    counts = {tid: len(one.samples) for threads in processes for tid, one in threads.items()}
     misfit = sum(counts[tid] for tid in dating.misfits)
     if not misfit or misfit <= _MOST_MISFIT * sum(counts.values()):
         return
-    version = f"py-spy {profile.version}" if profile.version else "this py-spy"
-    tried = "" if profile.version in pyspy.TRIED else f" ({version} has not been tried)"
+    version = f"py-spy {spy_version}" if spy_version else "this py-spy"
+    tried = "" if spy_version in pyspy.TRIED else f" ({version} has not been tried)"
     raise KsymError(
         f"samples and log lines of py-spy differ in number{tried}: they are not of one run,"
         " or it was not told --idle, or was told --gil",
@@ -179,17 +170,14 @@ def _require_fit(dating: Dating, profile: Profile, outer: Mapping[int, int]) -> 
     )
 
 
-class Found:
+class Found(NamedTuple):
     """What is known of the Python side at an instant.
 
     ``frames`` are those that hold; ``is_whole`` if the leaf is among them.
     """
 
-    __slots__ = ("frames", "is_whole")
-
-    def __init__(self, frames: tuple[str, ...], is_whole: bool) -> None:
-        self.frames = frames
-        self.is_whole = is_whole
+    frames: tuple[str, ...]
+    is_whole: bool
 
 
 class Matcher:
@@ -214,11 +202,11 @@ class Matcher:
         dated = self._dated
         if self._withheld:
             stacks = dated.stacks[max(0, before - _AROUND) : after + _AROUND + 1]
-            shared = common([stack.python for stack in stacks])
+            shared = _common([stack.python for stack in stacks])
             shortest = min(len(stack.python) for stack in stacks)
             return Found(shared[: max(0, shortest - 1)], False)
         stacks = dated.stacks[before : after + 1]
-        shared = common([stack.python for stack in stacks])
+        shared = _common([stack.python for stack in stacks])
         agree = all(stack.python == shared for stack in stacks)
         if not agree or not dated.is_near(before, after):
             return Found(shared, False)
@@ -227,17 +215,11 @@ class Matcher:
         return Found(_with_native(stacks), True)
 
 
-def common(stacks: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _common(stacks: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """The callers that all stacks have in common."""
-    shared = stacks[0]
-    for stack in stacks[1:]:
-        at = 0
-        for mine, theirs in zip(shared, stack):
-            if mine != theirs:
-                break
-            at += 1
-        shared = shared[:at]
-    return shared
+    return tuple(
+        frames[0] for frames in takewhile(lambda frames: len(set(frames)) == 1, zip(*stacks))
+    )
 
 
 def _with_native(stacks: Sequence[Stack]) -> tuple[str, ...]:
@@ -245,7 +227,7 @@ def _with_native(stacks: Sequence[Stack]) -> tuple[str, ...]:
     parts = [_segments(stack) for stack in stacks]
     frames: list[str] = []
     for segments, python in zip_longest(zip(*parts), stacks[0].python):
-        frames += common(segments)
+        frames += _common(segments)
         if python is not None:
             frames.append(python)
     return tuple(frames)
@@ -262,14 +244,12 @@ def _segments(stack: Stack) -> list[tuple[str, ...]]:
     return [tuple(segment) for segment in segments]
 
 
+@dataclass
 class Check:
     """How many samples could be predicted from their neighbours, and how many were right."""
 
-    __slots__ = ("checked", "right")
-
-    def __init__(self) -> None:
-        self.checked = 0
-        self.right = 0
+    checked: int = 0
+    right: int = 0
 
     @property
     def share(self) -> float:

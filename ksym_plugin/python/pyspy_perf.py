@@ -7,50 +7,44 @@ how far UTC, py-spy's clock, is from that.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, NamedTuple
 
 from ksym_plugin.perf import text
 from ksym_plugin.perf.fold import Options, format_frame, format_task
 from ksym_plugin.perf.text import Cutter
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Final
 
     from ksym_plugin.perf.repaint import Renamer
 
 #: In what perf script prints for ``--header``.
-_CLOCKID: Final = re.compile(rb"# event : .*use_clockid = 1.*clockid = (-?\d+)")
-_REFERENCE: Final = re.compile(
+_CLOCKID = re.compile(rb"# event : .*use_clockid = 1.*clockid = (-?\d+)")
+_REFERENCE = re.compile(
     rb"# reference time: .* = (\d+)\.(\d+) \(TOD\) = (\d+)\.(\d+) \(monotonic\)"
 )
-_MONOTONIC: Final = b"1"
-_SECOND: Final = 1_000_000_000
-_HOW: Final = Options(kernel=True, bpf=True)
+_MONOTONIC = b"1"
+_SECOND = 1_000_000_000
+_HOW = Options(kernel=True, bpf=True)
 #: Where a thread stands while py-spy holds it (kernel/signal.c).
-_HELD: Final = re.compile(rb"ptrace_stop|ptrace_do_notify|ptrace_notify|do_jobctl_trap")
+_HELD = re.compile(rb"ptrace_stop|ptrace_do_notify|ptrace_notify|do_jobctl_trap")
 #: How much is kept of lines.
-_MOST: Final = 1 << 17
-_LONGEST_ID: Final = 10
+_MOST = 1 << 17
+_LONGEST_ID = 10
 
 
-class Hit:
+class Hit(NamedTuple):
     """A sample: its thread, when (CLOCK_MONOTONIC ns), and the kernel frames, root first.
 
     ``is_held`` says that py-spy held the thread then: what it was caught at is py-spy's.
     """
 
-    __slots__ = ("comm", "is_held", "kernel", "pid", "tid", "time")
-
-    def __init__(
-        self, comm: str, pid: int, tid: int, time: int, kernel: tuple[str, ...], is_held: bool
-    ) -> None:
-        self.comm = comm
-        self.pid = pid
-        self.tid = tid
-        self.time = time
-        self.kernel = kernel
-        self.is_held = is_held
+    comm: str
+    pid: int
+    tid: int
+    time: int
+    kernel: tuple[str, ...]
+    is_held: bool
 
 
 class Reader:
@@ -67,7 +61,7 @@ class Reader:
         self.passed_over = 0
         self._event: bytes | None = None
         self._renamer = renamer
-        self._spelled: dict[bytes, tuple[str, bool]] = {}
+        self._formatted: dict[bytes, tuple[str, bool]] = {}
         self._stacks: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._header: text.Header | None = None
         self._frames: list[str] = []
@@ -126,16 +120,16 @@ class Reader:
     def _frame(self, line: bytes) -> None:
         if self._header is None:
             return
-        known = self._spelled.get(line)
-        if known is None:
-            known = self._look_at(line)
-        piece, is_held = known
-        if piece:
-            self._frames.append(piece)
+        formatted = self._formatted.get(line)
+        if formatted is None:
+            formatted = self._format(line)
+        frame, is_held = formatted
+        if frame:
+            self._frames.append(frame)
         self._is_held = self._is_held or is_held
 
-    def _look_at(self, line: bytes) -> tuple[str, bool]:
-        """How a line is spelled, empty for what is no kernel frame; and whether it is a stop."""
+    def _format(self, line: bytes) -> tuple[str, bool]:
+        """The kernel frame of a line, empty if it has none; and whether that is a stop."""
         frame = text.frame(line)
         is_kernel = frame is not None and len(frame.digits) == 16 and frame.address >> 63
         is_settled = True
@@ -143,13 +137,13 @@ class Reader:
             is_settled = self._renamer.weight(frame) is not None
             frame = text.frame(self._renamer.replace(line, frame))
         if frame is None or not is_kernel:
-            known = ("", False)
+            formatted = ("", False)
         else:
             piece = format_frame(frame, _HOW, False).decode("utf-8", "surrogateescape")
-            known = (piece, _HELD.fullmatch(frame.name) is not None)
-        if is_settled and len(self._spelled) < _MOST:
-            self._spelled[line] = known
-        return known
+            formatted = (piece, _HELD.fullmatch(frame.name) is not None)
+        if is_settled and len(self._formatted) < _MOST:
+            self._formatted[line] = formatted
+        return formatted
 
     def _finish(self, header: text.Header) -> Iterator[Hit]:
         window = header.window()

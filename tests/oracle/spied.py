@@ -10,7 +10,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ksym_plugin.cli.pyspy_graft import load_session
+from ksym_plugin.cli.pyspy_record import load_info
 from ksym_plugin.python import pyspy, pyspy_graft, pyspy_match, pyspy_perf
 from tests.oracle.phases import PROGRAM
 
@@ -93,15 +93,15 @@ def score(folder: str | Path) -> tuple[Score, pyspy_match.Check]:
         log = pyspy.parse_log(file)
     with open(folder / "pyspy.json", "rb") as file:
         profile = pyspy.parse(pyspy.load(file.read()))
-    session = load_session(str(folder / "session.json"))
+    info = load_info(str(folder / "session.json"))
     reader = pyspy_perf.Reader()
     with open(folder / "perf.txt", "rb") as file:
         threads = pyspy_graft.by_thread(reader.read(file))
-    shift = session.shift()
+    shift = info.shift()
     assert shift is not None and reader.shift is not None
     # perf read both clocks too, UTC to the microsecond.
     assert abs(shift - reader.shift) < 100_000
-    dating = pyspy_match.date(profile, log, shift, session.outer, True)
+    dating = pyspy_match.date(profile, log, shift, info.outer, True)
     answers = pyspy_graft.matchers(dating, False)
     result = Score()
     truth = Truth(folder / "truth.json")

@@ -97,7 +97,7 @@ def test_a_command_that_cannot_be_sampled_goes_on_to_its_end(
 ) -> None:
     stand_in("")
     (tmp_path / "py-spy").write_text("#!/bin/sh\necho 'Error: not today'\n", encoding="utf-8")
-    monkeypatch.setattr(pyspy_record, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(pyspy_record, "_PYTHON_SECONDS", 0)
     done = tmp_path / "done"
     # It outlives perf, which is ended once sampling has failed.
     script = f"while kill -0 $(cat {tmp_path}/perf.pid); do sleep 0.02; done; echo over >{done}"
