@@ -21,7 +21,7 @@ from bench.report import CPU, WALL, not_measured, row
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import cache
 from ksym_plugin.kernel.elf import ElfFile
-from ksym_plugin.timeline import packed
+from ksym_plugin.timeline.line_table import pack_lines
 from ksym_plugin.timeline.program import ProgramDetails
 from ksym_plugin.timeline.symbols import BPF_PROG, Lifetime, Load, Symbol
 from tests.oracle import probe
@@ -82,7 +82,7 @@ def elf_rows(folder: str, count: int, rounds: int) -> list[dict[str, Any]]:
 
 def write_programs(path: str, programs: int, tables: int) -> None:
     """A history of programs with lines, ``tables`` of them different."""
-    tables_packed = [packed.pack_lines(_lines(number)) for number in range(tables)]
+    tables_packed = [pack_lines(_lines(number)) for number in range(tables)]
     writer = HistoryWriter(path, "bench", 0, None)
     waiting: list[Lifetime] = []
     for number in range(programs):

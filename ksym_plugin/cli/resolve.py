@@ -90,8 +90,7 @@ def _located(
     resolver: Resolver, locator: Locator, address: int, time_ns: int, is_caller: bool
 ) -> Frame | Reason:
     frame = resolver.resolve(address, time_ns)
-    locator.locate([frame], not is_caller)
-    return frame
+    return locator.locate(frame, not is_caller) if isinstance(frame, Frame) else frame
 
 
 def _recorded(
@@ -131,17 +130,21 @@ def _line(address: int, frame: Frame | Reason) -> str:
         return f"{hexadecimal(address)}  [unknown]  {frame.text}"
     module = f" ({frame.module})" if frame.module else ""
     certainty = "" if frame.certainty == EXACT else f"  {frame.certainty}"
-    text = "" if frame.text is None else f": {frame.text}"
-    place = "" if frame.line is None else f"  {frame.file}:{frame.line}{text}"
-    if frame.traced is not None:
-        place = f"  traces {frame.traced}"
-    return f"{hexadecimal(address)}  {frame.name}+{frame.offset:#x}{module}{certainty}{place}"
+    source = ""
+    if frame.location is not None:
+        file, line, text = frame.location.file, frame.location.line, frame.location.text
+        source = f"  {file}:{line}{f': {text}' if text else ''}"
+    elif frame.traced is not None:
+        source = f"  traces {frame.traced}"
+    return f"{hexadecimal(address)}  {frame.name}+{frame.offset:#x}{module}{certainty}{source}"
 
 
 def _entry(address: int, frame: Frame | Reason) -> dict[str, Any]:
     if not isinstance(frame, Frame):
         return {"address": hexadecimal(address), "name": None, "reason": frame.text}
-    more = {field: getattr(frame, field) for field in ("file", "line", "text", "traced")}
+    source = frame.location
+    more = {} if source is None else {"file": source.file, "line": source.line}
+    more.update(text=(source and source.text) or None, traced=frame.traced)
     return {
         "address": hexadecimal(address),
         "name": frame.name,

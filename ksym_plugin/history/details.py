@@ -8,7 +8,8 @@ from __future__ import annotations
 from array import array
 
 from ksym_plugin.history.schema import query
-from ksym_plugin.timeline.packed import PackedFunctions, portable, unpack_lines
+from ksym_plugin.timeline.line_table import unpack_lines
+from ksym_plugin.timeline.packed import PackedFunctions, portable
 from ksym_plugin.timeline.program import GONE
 from ksym_plugin.timeline.symbols import trampoline_key
 
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Final
 
-    from ksym_plugin.timeline.packed import Line, LineTable
+    from ksym_plugin.timeline.line_table import LineTable
     from ksym_plugin.timeline.program import ProgramDetails
-    from ksym_plugin.timeline.symbols import Lifetime
+    from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
 
 
 _LINE_TABLE: Final = "INSERT OR IGNORE INTO line_table (digest, data) VALUES (?, ?)"
@@ -130,7 +131,7 @@ class Programs:
         select = "SELECT count(*) FROM program WHERE boot = ? AND problem = ?"
         return int(query(self._database, self._path, select, self._boot, GONE)[0][0])
 
-    def line(self, lifetime: Lifetime, offset: int) -> Line | None:
+    def line(self, lifetime: Lifetime, offset: int) -> SourceLocation | None:
         """The source line of the instruction at an offset into a symbol."""
         program = self.of(lifetime)
         if program is None or program.table is None:

@@ -10,8 +10,7 @@ from array import array
 from ksym_plugin.kernel import btf, syscalls
 from ksym_plugin.kernel.bpf_prog import boottime_ahead
 from ksym_plugin.kernel.btf import IN_BTF, Targets
-from ksym_plugin.timeline import packed
-from ksym_plugin.timeline.packed import unpack_lines
+from ksym_plugin.timeline.line_table import pack_lines, unpack_lines
 from ksym_plugin.timeline.program import GONE, HIDDEN, NOT_JITED, WITHOUT, ProgramDetails
 from ksym_plugin.timeline.symbols import trampoline_key
 
@@ -19,8 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ksym_plugin.timeline.packed import Line, LineRow, LineTable
-    from ksym_plugin.timeline.symbols import Lifetime
+    from ksym_plugin.timeline.line_table import LineRow, LineTable
+    from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
 
 #: struct bpf_prog_info up to and including attach_btf_id; the kernel fills in what it knows.
 _INFO_SIZE = 232
@@ -114,7 +113,7 @@ class Reader:
         if known is None:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            made = packed.pack_lines(rows_with_lines(records, offsets, functions, blob))
+            made = pack_lines(rows_with_lines(records, offsets, functions, blob))
             known = self._kept[key] = (made, digest_of(made))
         return known
 
@@ -288,7 +287,7 @@ class LiveLines:
         key = trampoline_key(lifetime.symbol.name)
         return None if key is None else self._targets.name(key) or None
 
-    def line(self, lifetime: Lifetime, offset: int, /) -> Line | None:
+    def line(self, lifetime: Lifetime, offset: int, /) -> SourceLocation | None:
         """The source line of the instruction at an offset into a symbol."""
         if lifetime.prog_id is None:
             return None

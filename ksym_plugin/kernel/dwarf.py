@@ -13,7 +13,7 @@ import time
 
 from ksym_plugin.kernel.elf import TOP, ElfError
 from ksym_plugin.timeline.errors import KsymError
-from ksym_plugin.timeline.packed import Line
+from ksym_plugin.timeline.symbols import SourceLocation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ class ImageLines:
         self._tell = tell
         self._has_failed = False
         self._program: _Addr2line | None = None
-        self._known: dict[int, Line | None] = {}
+        self._known: dict[int, SourceLocation | None] = {}
 
-    def line(self, address: int, /) -> Line | None:
+    def line(self, address: int, /) -> SourceLocation | None:
         """The line of the instruction at an address in the kernel's memory."""
         if address not in self._known:
             self._known[address] = self._find(address - self._offset)
@@ -63,7 +63,7 @@ class ImageLines:
             self._program.close()
             self._program = None
 
-    def _find(self, linked: int) -> Line | None:
+    def _find(self, linked: int) -> SourceLocation | None:
         if self._has_failed or not 0 <= linked <= TOP:
             return None
         try:
@@ -76,7 +76,7 @@ class ImageLines:
             self._tell(f"no more source lines of the kernel: {error}")
             return None
 
-    def _ask(self, linked: int) -> Line | None:
+    def _ask(self, linked: int) -> SourceLocation | None:
         if self._program is None:
             self._program = _Addr2line(self._path)
         try:
@@ -89,7 +89,7 @@ class ImageLines:
             ) from None
 
 
-def _line(answer: str) -> Line | None:
+def _line(answer: str) -> SourceLocation | None:
     """``FILE:LINE``, behind which a discriminator may stand; ValueError for anything else."""
     file, _, number = answer.partition(" (discriminator ")[0].rpartition(":")
     if not file:
@@ -97,7 +97,7 @@ def _line(answer: str) -> Line | None:
     # Of code that no line is known for, LLVM's tells line 0 and binutils' a question mark.
     if number in ("?", "0"):
         return None
-    return Line(os.path.normpath(file), int(number), "")
+    return SourceLocation(os.path.normpath(file), int(number))
 
 
 class _Addr2line:

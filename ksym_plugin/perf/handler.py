@@ -22,11 +22,20 @@ from ksym_plugin.perf.namer import (
     strip_nul,
     unnamed_dso,
 )
-from ksym_plugin.perf.output import FoldedOutput, Placer, TextOutput, give_up_output, say
+from ksym_plugin.perf.output import FoldedOutput, TextOutput, give_up_output, say
 from ksym_plugin.perf.session import SampleClock
 from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.timeline.location import Locator
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
-from ksym_plugin.timeline.symbols import BPF_MODULE, MODULE, UNKNOWN_ADDRESS, Frame, Reason
+from ksym_plugin.timeline.symbols import (
+    BPF_MODULE,
+    EXACT,
+    KERNEL,
+    MODULE,
+    UNKNOWN_ADDRESS,
+    Frame,
+    Reason,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +48,6 @@ if TYPE_CHECKING:
     from ksym_plugin.perf.options import Options
     from ksym_plugin.perf.output import Output
     from ksym_plugin.perf.repaint import Renamer
-    from ksym_plugin.timeline.location import Place
 
 _KERNEL_HALF: Final = 1 << 63
 _GUEST: Final = "[guest."
@@ -72,7 +80,7 @@ class Handler:
         #: The running system's own table, or the file that stands in for it, was asked for.
         self._has_statics = self._image is not None
         wants_lines = options.wants_lines
-        self._placer = Placer(self._session.lines, self._kernel_lines) if wants_lines else None
+        self._locator = Locator(self._session.lines, self._kernel_lines) if wants_lines else None
         self._core = CoreFrames(self._kernel_lines is not None)
         self._callers = PassingFrames(self._past, self.tally)
         #: Where lines matter a leaf is not spelled as a caller at the same address is.
@@ -193,9 +201,9 @@ class Handler:
         if held is None:
             return self._output.kernel(address, "", None, unnamed_dso(answer, name, strip_nul(dso)))
         if isinstance(held, Frame):
-            place = None if self._placer is None else self._placer.of(held, is_leaf)
+            located = None if self._locator is None else self._locator.locate(held, is_leaf)
             piece = self._output.kernel(
-                address, format_name(held), held.offset, format_dso(held, strip_nul(dso)), place
+                address, format_name(held), held.offset, format_dso(held, strip_nul(dso)), located
             )
             (self._leaves if is_leaf else self._callers).remember(node, answer, held, piece)
             return piece
@@ -207,11 +215,13 @@ class Handler:
 
     def _in_core(self, address: int, name: str, offset: int | None, dso: str, is_leaf: bool) -> str:
         """A frame of the core image, which is kept."""
-        place: Place | None = None
+        frame: Frame | None = None
         # Of functions at one address the line is that of the innermost.
-        if self._placer is not None and not self._core.is_inlined_into(address, (name, offset)):
-            place = self._placer.of_core(address, offset, is_leaf)
-        piece = self._output.kernel(address, name, offset, dso, place)
+        if self._locator is not None and not self._core.is_inlined_into(address, (name, offset)):
+            location = self._locator.in_image(address, offset, is_leaf)
+            if location is not None:
+                frame = Frame(address, name, offset or 0, None, KERNEL, EXACT, None, location)
+        piece = self._output.kernel(address, name, offset, dso, frame)
         self._core.meet(address, (name, offset), is_leaf, piece)
         return piece
 

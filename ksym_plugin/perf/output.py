@@ -12,13 +12,10 @@ import struct
 import sys
 from collections import defaultdict
 
-from ksym_plugin.timeline.location import Locator, Place
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final, Protocol, TextIO
 
-    from ksym_plugin.timeline.location import KernelLines, Lines, Place
     from ksym_plugin.timeline.symbols import Frame
 
     class Output(Protocol):
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
             name: str,
             offset: int | None,
             dso: str,
-            place: Place | None = None,
+            frame: Frame | None = None,
             /,
         ) -> str: ...
         def sample(self, event: dict[str, Any], pieces: list[str], /) -> None: ...
@@ -39,27 +36,6 @@ if TYPE_CHECKING:
 
 
 _LONGEST: Final = 255  # NAME_MAX
-
-
-class Placer:
-    """Finds the places of frames; ``kernel`` knows the lines of the core image, or is None."""
-
-    def __init__(self, lines: Lines, kernel: KernelLines | None) -> None:
-        self._locator = Locator(lines, kernel)
-        self._kernel = kernel
-
-    def of(self, frame: Frame, is_leaf: bool) -> Place:
-        """The place of a frame that the history or a table of the kernel has named."""
-        self._locator.locate((frame,), is_leaf)
-        return Place(frame.lifetime, frame.file, frame.line, frame.text, frame.traced)
-
-    def of_core(self, address: int, offset: int | None, is_leaf: bool) -> Place | None:
-        """The place of a frame that perf has named in the core image."""
-        if self._kernel is None:
-            return None
-        # As the Locator does: what is before the first byte is another function's.
-        line = self._kernel.line(address if is_leaf or offset == 0 else address - 1)
-        return None if line is None else Place(None, line.file, line.line, line.text or None)
 
 
 def base(file: str) -> str:
@@ -99,7 +75,7 @@ class TextOutput:
     kernel's. Names are printed as they are, as perf does it, but on a terminal without
     control characters. ``width`` is that of the longest name of an event.
 
-    A frame with a place has its source line on a line below, as after ``perf script -F
+    A frame with a source location has it on a line below, as after ``perf script -F
     +srcline``, and a trampoline what it traces. The text of the source is left out: anyone
     may have written it, also so that it reads as a sample.
     """
@@ -128,12 +104,12 @@ class TextOutput:
         name: str,
         offset: int | None,
         dso: str,
-        place: Place | None = None,
+        frame: Frame | None = None,
     ) -> str:
         """A frame; ``name`` is empty and ``offset`` None where they are not known."""
         if self._is_terminal:
             name, dso = name.translate(_SHOWN), dso.translate(_SHOWN)
-        below = "" if place is None else _below(place)
+        below = "" if frame is None else _below(frame)
         if not name:
             return f"\t{address:16x} {_UNKNOWN} ({dso or _UNKNOWN})\n"
         if offset is None:
@@ -172,11 +148,11 @@ class TextOutput:
         _write(self._stream, text)
 
 
-def _below(place: Place) -> str:
+def _below(frame: Frame) -> str:
     """What stands below a frame."""
-    if place.file is not None:
-        return f"  {base(place.file)}:{place.line}\n"
-    return "" if place.traced is None else f"  traces {base(place.traced)}\n"
+    if frame.location is not None:
+        return f"  {base(frame.location.file)}:{frame.location.line}\n"
+    return "" if frame.traced is None else f"  traces {base(frame.traced)}\n"
 
 
 class _Shape:
@@ -217,12 +193,12 @@ class FoldedOutput:
         name: str,
         _offset: int | None,
         dso: str,
-        place: Place | None = None,
+        frame: Frame | None = None,
     ) -> str:
         """A kernel frame; without a name, the module it is in."""
         piece = self._names[name] if name else self._files[dso]
-        if place is not None and place.file is not None:
-            piece += self._names[f":{base(place.file)}:{place.line}"]
+        if frame is not None and frame.location is not None:
+            piece += self._names[f":{base(frame.location.file)}:{frame.location.line}"]
         return piece + "_[k]"
 
     def sample(self, event: dict[str, Any], pieces: list[str]) -> None:

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, Final, TextIO
 
-    from ksym_plugin.timeline.location import Place
-    from ksym_plugin.timeline.symbols import Lifetime
+    from ksym_plugin.timeline.symbols import Frame, Lifetime, SourceLocation
 
 #: Outputs of folded stacks replace it in names, as all control characters.
 _MARK: Final = "\x1f"
@@ -29,20 +28,19 @@ class HotLines:
     """The lines of frames, by the text of the frame without its mark."""
 
     def __init__(self) -> None:
-        self._places: list[Place] = []
-        self._numbers: dict[tuple[str | None, int | None, str | None], int] = {}
+        self._places: list[SourceLocation] = []
+        self._numbers: dict[SourceLocation, int] = {}
         self._samples: dict[str, float] = {}
         self._counts: dict[str, dict[int, float]] = {}
 
-    def marked(self, piece: str, place: Place) -> str:
-        """A frame with its place, if that has a line."""
-        if place.file is None:
+    def marked(self, piece: str, location: SourceLocation | None) -> str:
+        """A frame with its source location, if there is one."""
+        if location is None:
             return piece
-        key = (place.file, place.line, place.text)
-        number = self._numbers.get(key)
+        number = self._numbers.get(location)
         if number is None:
-            number = self._numbers[key] = len(self._places)
-            self._places.append(place)
+            number = self._numbers[location] = len(self._places)
+            self._places.append(location)
         return f"{piece}{_MARK}{number}"
 
     def sum_up(self, stacks: Mapping[str, float]) -> dict[str, float]:
@@ -68,7 +66,7 @@ class HotLines:
         found = {}
         for piece in self._counts:
             place = self._places[self._ranked(piece)[0][0]]
-            found[piece] = (place.file or "", place.line or 0)
+            found[piece] = (place.file, place.line)
         return found
 
     def told(self, piece: str) -> list[str]:
@@ -104,15 +102,15 @@ class HotLines:
         places = self._places
         return sorted(
             self._counts[piece].items(),
-            key=lambda item: (-item[1], places[item[0]].file or "", places[item[0]].line or 0),
+            key=lambda item: (-item[1], places[item[0]].file, places[item[0]].line),
         )
 
     def _where(self, number: int) -> str:
         place = self._places[number]
-        return f"{base(place.file or '')}:{place.line}"
+        return f"{base(place.file)}:{place.line}"
 
     def _text(self, number: int) -> str:
-        return cut(" ".join((self._places[number].text or "").split()), _TEXT)
+        return cut(" ".join(self._places[number].text.split()), _TEXT)
 
 
 def unmarked(stack: str) -> str:
@@ -136,11 +134,11 @@ class ReportOutput:
         name: str,
         _offset: int | None,
         dso: str,
-        place: Place | None = None,
+        frame: Frame | None = None,
     ) -> str:
         if dso == BPF_MODULE or (name and is_bpf_name(name, dso)):
             # Code without a name, as classic BPF is, goes by what it is known to be.
-            return self._account.frame(name or BPF_MODULE, place)
+            return self._account.frame(name or BPF_MODULE, frame)
         # What a virtual machine was at is not this kernel's time.
         return ELSEWHERE if dso.startswith("[guest") else KERNEL
 
@@ -176,20 +174,20 @@ class SvgOutput(FoldedOutput):
         name: str,
         offset: int | None,
         dso: str,
-        place: Place | None = None,
+        frame: Frame | None = None,
     ) -> str:
         """A frame; what is BPF's ends in ``_[b]``."""
         if dso != BPF_MODULE and not (name and is_bpf_name(name, dso)):
             piece = super().kernel(address, name, offset, dso)
         else:
             piece = (self._names[name] if name else self._files[dso]) + "_[b]"
-            if place is not None and place.lifetime is not None:
-                self._programs.setdefault(piece, {})[place.lifetime] = None
-        if place is None:
+            if frame is not None and frame.lifetime is not None:
+                self._programs.setdefault(piece, {})[frame.lifetime] = None
+        if frame is None:
             return piece
-        if place.traced is not None:
-            self._traced[piece] = place.traced
-        return self._lines.marked(piece, place)
+        if frame.traced is not None:
+            self._traced[piece] = frame.traced
+        return self._lines.marked(piece, frame.location)
 
     def _print(self) -> None:
         picture = flamegraph.Picture(self._title)

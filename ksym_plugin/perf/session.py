@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.repaint import Renamer
     from ksym_plugin.timeline.location import Lines
-    from ksym_plugin.timeline.packed import Line
-    from ksym_plugin.timeline.symbols import Lifetime
+    from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
     from ksym_plugin.timeline.timeline import Answer
 
 
@@ -230,7 +229,7 @@ class _NoLines:
 
     __slots__ = ()
 
-    def line(self, _lifetime: Lifetime, _offset: int, /) -> Line | None:
+    def line(self, _lifetime: Lifetime, _offset: int, /) -> SourceLocation | None:
         return None
 
     def traced(self, _lifetime: Lifetime, /) -> str | None:

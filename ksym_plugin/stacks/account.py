@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Final
 
-    from ksym_plugin.timeline.location import Place
-    from ksym_plugin.timeline.symbols import Lifetime
+    from ksym_plugin.timeline.symbols import Frame, Lifetime
 
     Key = tuple[str, int | str]
     #: File, line, and the line's text.
@@ -89,9 +88,9 @@ class Program:
 
     __slots__ = ("entries", "functions", "lifetime", "lines", "own", "tasks", "total", "traced")
 
-    def __init__(self, place: Place | None) -> None:
-        self.lifetime = None if place is None else place.lifetime
-        self.traced = None if place is None else place.traced
+    def __init__(self, frame: Frame | None) -> None:
+        self.lifetime = None if frame is None else frame.lifetime
+        self.traced = None if frame is None else frame.traced
         self.own = 0
         self.total = 0
         #: Samples by the function that was entered first, and by the one they ended in.
@@ -131,19 +130,19 @@ class Account:
 
     def __init__(self) -> None:
         self._events: dict[str, Counts] = {}
-        #: By the number in a frame: the key of its program, its function, its place and line.
-        self._frames: list[tuple[Key, str, Place | None, Source | None]] = []
+        #: By the number in a frame: the key of its program, its function, the frame, its line.
+        self._frames: list[tuple[Key, str, Frame | None, Source | None]] = []
         self._numbers: dict[tuple[Key, str, Source | None], str] = {}
 
-    def frame(self, name: str, place: Place | None) -> str:
-        """How a frame of a BPF program is handed to ``add``."""
-        key = _key(name, None if place is None else place.lifetime)
-        whole = (key, name, _source(place))
-        frame = self._numbers.get(whole)
-        if frame is None:
-            frame = self._numbers[whole] = f"{_BPF}{len(self._frames)}"
-            self._frames.append((key, name, place, whole[2]))
-        return frame
+    def frame(self, name: str, frame: Frame | None) -> str:
+        """How a frame of a BPF program is handed to ``add``; None if only its name is known."""
+        key = _key(name, None if frame is None else frame.lifetime)
+        whole = (key, name, _source(frame))
+        number = self._numbers.get(whole)
+        if number is None:
+            number = self._numbers[whole] = f"{_BPF}{len(self._frames)}"
+            self._frames.append((key, name, frame, whole[2]))
+        return number
 
     def add(self, event: str, comm: str, frames: Sequence[str]) -> None:
         """A sample; its frames leaf first.
@@ -182,10 +181,10 @@ class Account:
         return [_document(event, counts) for event, counts in events]
 
     def _program(self, counts: Counts, frame: str) -> tuple[Program, str, Source | None]:
-        key, function, place, source = self._frames[int(frame[len(_BPF) :])]
+        key, function, known, source = self._frames[int(frame[len(_BPF) :])]
         program = counts.programs.get(key)
         if program is None:
-            program = counts.programs[key] = Program(place)
+            program = counts.programs[key] = Program(known)
         return program, function, source
 
 
@@ -237,10 +236,9 @@ def _lines(program: Program) -> list[dict[str, Any]]:
     ]
 
 
-def _source(place: Place | None) -> Source | None:
-    if place is None or place.file is None or place.line is None:
-        return None
-    return place.file, place.line, place.text
+def _source(frame: Frame | None) -> Source | None:
+    location = None if frame is None else frame.location
+    return None if location is None else (location.file, location.line, location.text or None)
 
 
 def _key(name: str, lifetime: Lifetime | None) -> Key:

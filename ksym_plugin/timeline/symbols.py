@@ -7,44 +7,45 @@ nanoseconds. What is not known to the nanosecond is a window ``earliest`` to
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
-
     from ksym_plugin.timeline.packed import PackedFunctions
 
-KERNEL: Final = "kernel"
-MODULE: Final = "module"
-BPF_PROG: Final = "bpf_prog"
-BPF_TRAMPOLINE: Final = "bpf_trampoline"
-BPF_DISPATCHER: Final = "bpf_dispatcher"
-BPF_STRUCT_OPS: Final = "bpf_struct_ops"
-OTHER_BPF: Final = "other_bpf"
-OOL: Final = "ool"
+KERNEL = "kernel"
+MODULE = "module"
+BPF_PROG = "bpf_prog"
+BPF_TRAMPOLINE = "bpf_trampoline"
+BPF_DISPATCHER = "bpf_dispatcher"
+BPF_STRUCT_OPS = "bpf_struct_ops"
+OTHER_BPF = "other_bpf"
+OOL = "ool"
 
 #: The module name the kernel itself gives to everything BPF (kernel/kallsyms.c).
-BPF_MODULE: Final = "[bpf]"
+BPF_MODULE = "[bpf]"
 
 #: How certain a name is. EXACT: no other symbol can have been there. GRACE: the symbol
 #: was unloaded before, but nothing has taken its place and it may still be running.
 #: GAP: changes may have been lost around that time.
-EXACT: Final = "exact"
-GRACE: Final = "grace"
-GAP: Final = "gap"
+EXACT = "exact"
+GRACE = "grace"
+GAP = "gap"
 
-_TRAMPOLINE_PREFIX: Final = "bpf_trampoline_"
-_IMAGE_PREFIXES: Final = (
+_TRAMPOLINE_PREFIX = "bpf_trampoline_"
+_IMAGE_PREFIXES = (
     (_TRAMPOLINE_PREFIX, BPF_TRAMPOLINE),
     ("bpf_dispatcher_", BPF_DISPATCHER),
     ("bpf__", BPF_STRUCT_OPS),
 )
-_TAG_DIGITS: Final = frozenset("0123456789abcdef")
-_PROG_PREFIX: Final = "bpf_prog_"
-_TAG_END: Final = len(_PROG_PREFIX) + 16
+_TAG_DIGITS = frozenset("0123456789abcdef")
+_PROG_PREFIX = "bpf_prog_"
+_TAG_END = len(_PROG_PREFIX) + 16
+_new = tuple.__new__
 
 #: Shown where the kernel announced a BPF symbol without its name (Linux 0108a4e9f358
 #: until 0be9ae5486cd did so for main programs with subprograms).
-UNNAMED_BPF: Final = "[bpf: name unknown]"
+UNNAMED_BPF = "[bpf: name unknown]"
 
 
 class Symbol:
@@ -210,32 +211,61 @@ class Lifetime:
         return f"Lifetime({self.symbol!r}, loaded {loaded}, unloaded {unloaded})"
 
 
-class Frame:
-    """One stack entry with its name.
+class Record(tuple[object, ...]):
+    """A tuple whose items are attributes too, in the order of the class's annotations.
+
+    Nobody can change one. It is made faster than an object whose attributes are assigned.
+    """
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        for index, name in enumerate(cls.__annotations__):
+            setattr(cls, name, property(itemgetter(index)))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """How ``copy`` and ``pickle`` make another one."""
+        return _new, (type(self), tuple(self))
+
+
+class SourceLocation(Record):
+    """A file and a line; ``text`` is the line itself, empty where it is not known."""
+
+    __slots__ = ()
+    file: str
+    line: int
+    text: str
+
+    def __new__(cls, file: str, line: int, text: str = "") -> SourceLocation:
+        return _new(cls, (file, line, text))
+
+    def __repr__(self) -> str:
+        return f"SourceLocation({self.file}:{self.line})"
+
+
+class Frame(Record):
+    """One stack entry with its name; nobody can change one.
 
     ``offset`` is ``address - symbol.start``; ``module`` is ``[bpf]``, a module's name,
     or None for the core image; ``certainty`` is EXACT, GRACE or GAP. ``lifetime`` is that
-    of a symbol which comes and goes. ``file``, ``line`` and ``text``, the source line itself,
-    are None unless they were asked for and are known; so is ``traced``, the kernel function
-    that a trampoline belongs to.
+    of a symbol which comes and goes. ``location``, where in the source it is, is None unless
+    it was asked for and is known; so is ``traced``, the kernel function that a trampoline
+    belongs to.
     """
 
-    __slots__ = (
-        "address",
-        "certainty",
-        "file",
-        "kind",
-        "lifetime",
-        "line",
-        "module",
-        "name",
-        "offset",
-        "text",
-        "traced",
-    )
+    __slots__ = ()
+    address: int
+    name: str
+    offset: int
+    module: str | None
+    kind: str
+    certainty: str
+    lifetime: Lifetime | None
+    location: SourceLocation | None
+    traced: str | None
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         address: int,
         name: str,
         offset: int,
@@ -243,18 +273,17 @@ class Frame:
         kind: str,
         certainty: str,
         lifetime: Lifetime | None = None,
-    ) -> None:
-        self.file: str | None = None
-        self.line: int | None = None
-        self.text: str | None = None
-        self.traced: str | None = None
-        self.address = address
-        self.name = name
-        self.offset = offset
-        self.module = module
-        self.kind = kind
-        self.certainty = certainty
-        self.lifetime = lifetime
+        location: SourceLocation | None = None,
+    ) -> Frame:
+        return _new(cls, (address, name, offset, module, kind, certainty, lifetime, location, None))
+
+    def at(self, location: SourceLocation | None) -> Frame:
+        """This frame with a source location."""
+        return _new(Frame, (*self[:7], location, None))
+
+    def tracing(self, function: str | None) -> Frame:
+        """This frame with the function that it traces."""
+        return _new(Frame, (*self[:7], None, function))
 
     def __repr__(self) -> str:
         return f"Frame({self.address:#x} {self.name}+{self.offset:#x} {self.certainty})"
@@ -272,24 +301,24 @@ class Reason:
         return f"Reason({self.text})"
 
 
-UNKNOWN_ADDRESS: Final = Reason("no symbol is known at this address")
+UNKNOWN_ADDRESS = Reason("no symbol is known at this address")
 #: Classic BPF is JITed into the same ground as programs and the kernel tells nobody.
-AMONG_BPF: Final = Reason(
+AMONG_BPF = Reason(
     "code without a name among BPF programs, as classic BPF filters (seccomp, sockets) are"
 )
-IN_MODULE: Final = Reason("no symbol is known at this address of a module")
-NOT_LOADED: Final = Reason(
+IN_MODULE = Reason("no symbol is known at this address of a module")
+NOT_LOADED = Reason(
     "nothing with a name was loaded at this address at that time (classic BPF filters have none)"
 )
 #: Where no BPF is near: something else, as a module is, was there at another time.
-VACANT: Final = Reason("nothing was loaded at this address at that time")
-BETWEEN: Final = Reason("a module was here, but none of its functions")
-AMBIGUOUS: Final = Reason("two symbols followed each other here too closely to tell")
-LOST: Final = Reason("changes around that time may have been lost")
-OUTSIDE_HISTORY: Final = Reason("the history does not cover that time")
-HIDDEN: Final = Reason("kernel addresses are hidden (kptr_restrict or no CAP_SYSLOG)")
-CONTEXT_MARKER: Final = Reason("a perf context marker, not a frame")
-USER_ADDRESS: Final = Reason("a user address")
+VACANT = Reason("nothing was loaded at this address at that time")
+BETWEEN = Reason("a module was here, but none of its functions")
+AMBIGUOUS = Reason("two symbols followed each other here too closely to tell")
+LOST = Reason("changes around that time may have been lost")
+OUTSIDE_HISTORY = Reason("the history does not cover that time")
+HIDDEN = Reason("kernel addresses are hidden (kptr_restrict or no CAP_SYSLOG)")
+CONTEXT_MARKER = Reason("a perf context marker, not a frame")
+USER_ADDRESS = Reason("a user address")
 
 
 def split_bpf_name(name: str) -> tuple[str, str] | None:

@@ -21,8 +21,7 @@ from ksym_plugin.kernel.dwarf import ImageLines
 from ksym_plugin.kernel.elf import ElfError, ElfFile
 from ksym_plugin.kernel.vmlinux import Image, open_lines
 from ksym_plugin.timeline.errors import KsymError
-from ksym_plugin.timeline.packed import Line
-from ksym_plugin.timeline.symbols import Symbol
+from ksym_plugin.timeline.symbols import SourceLocation, Symbol
 from tests.unit.elf_files import NOTYPE, TEXT, Sym, vmlinux
 
 KASLR = 0x1234_0000
@@ -95,7 +94,7 @@ def only(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     return folder
 
 
-def first_line(path: Path) -> Line | None:
+def first_line(path: Path) -> SourceLocation | None:
     lines = open_lines(Image(ElfFile(str(path)), TEXT + KASLR, None), [].append)
     try:
         return None if lines is None else lines.line(TEXT + KASLR)
@@ -282,7 +281,7 @@ def test_llvm_s_is_preferred(only: Path) -> None:
     for name in PROGRAMS:
         (only / f"{name}.made").rename(only / name)
     lines = ImageLines("vmlinux", 0)
-    assert repr(lines.line(TEXT)) == "Line(/llvm-addr2line:7)"
+    assert repr(lines.line(TEXT)) == "SourceLocation(/llvm-addr2line:7)"
     lines.close()
 
 

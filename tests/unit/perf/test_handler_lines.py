@@ -19,10 +19,16 @@ from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.output import FoldedOutput, TextOutput
 from ksym_plugin.perf.pictures import SvgOutput
 from ksym_plugin.perf.repaint import Annotator, Renamer
-from ksym_plugin.timeline.location import Place
-from ksym_plugin.timeline.packed import pack_lines
+from ksym_plugin.timeline.line_table import pack_lines
 from ksym_plugin.timeline.program import ProgramDetails
-from ksym_plugin.timeline.symbols import Lifetime
+from ksym_plugin.timeline.symbols import (
+    BPF_MODULE,
+    BPF_PROG,
+    EXACT,
+    Frame,
+    Lifetime,
+    SourceLocation,
+)
 from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, load, unload
 from tests.unit.perf_events import CALLCHAIN, CORE, SAMPLED, SECOND, VMLINUX, attr, event, node
@@ -88,6 +94,13 @@ def run(path: str, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyp
         return out
 
     return runner
+
+
+def known(file: str = "", line: int = 0, words: str = "", traced: str | None = None) -> Frame:
+    """A frame of MAIN with a source location, or with what it traces."""
+    location = SourceLocation(file, line, words)
+    frame = Frame(BASE, MAIN, 4, BPF_MODULE, BPF_PROG, EXACT, None, location)
+    return frame if traced is None else frame.tracing(traced)
 
 
 def at(seconds: float, *addresses: int) -> dict:
@@ -173,12 +186,12 @@ NASTY = st.one_of(
 def test_readers_of_perf_s_text_see_no_more_than_without(
     file: str, line: int, words: str, traced: bool, is_first: bool
 ) -> None:
-    place = Place(traced=words) if traced else Place(None, file, line, words)
+    frame = known(traced=words) if traced else known(file, line, words)
     printed = []
-    for known in (None, place):
+    for told in (None, frame):
         stream = io.StringIO()
         output = TextOutput(stream)
-        frames = [output.kernel(BASE, MAIN, 4, "[bpf]", known), output.kernel(CORE, "f", 0, "[k]")]
+        frames = [output.kernel(BASE, MAIN, 4, "[bpf]", told), output.kernel(CORE, "f", 0, "[k]")]
         output.sample(event(node(BASE), node(CORE)), frames if is_first else frames[::-1])
         output.sample(event(node(CORE)), frames[1:])
         output.close()
@@ -207,9 +220,7 @@ def folded(printed: bytes) -> list[bytes]:
 def test_folded_stacks_are_split_by_no_file(file: str, line: int) -> None:
     stream = io.StringIO()
     output = FoldedOutput(stream)
-    output.sample(
-        event(node(BASE)), [output.kernel(BASE, MAIN, 4, "[bpf]", Place(None, file, line))]
-    )
+    output.sample(event(node(BASE)), [output.kernel(BASE, MAIN, 4, "[bpf]", known(file, line))])
     output.close()
     (stack,) = stream.getvalue().split("\n")[:-1]
     assert stack.count(";") == 1 and stack.endswith("_[k] 1")
@@ -217,9 +228,7 @@ def test_folded_stacks_are_split_by_no_file(file: str, line: int) -> None:
 
 def test_a_name_that_no_file_can_have_is_cut() -> None:
     stream = io.StringIO()
-    printed = TextOutput(stream).kernel(
-        BASE, MAIN, 4, "[bpf]", Place(None, "/src/" + "x" * 5000, 7)
-    )
+    printed = TextOutput(stream).kernel(BASE, MAIN, 4, "[bpf]", known("/src/" + "x" * 5000, 7))
     assert printed.endswith("\n  " + "x" * 255 + ":7\n")
 
 
@@ -230,7 +239,7 @@ def test_a_terminal_gets_lines_without_control_characters() -> None:
 
     stream = Terminal()
     output = TextOutput(stream)
-    piece = output.kernel(BASE, "a\x1b[31mb", 4, "d\x07", Place(None, "/x/\x1b]0;y.c", 7))
+    piece = output.kernel(BASE, "a\x1b[31mb", 4, "d\x07", known("/x/\x1b]0;y.c", 7))
     output.sample(event(node(BASE)), [piece])
     output.close()
     assert stream.getvalue().splitlines()[1:] == [
@@ -276,7 +285,7 @@ def test_a_picture_s_stacks_are_those_without_lines(run) -> None:
 def test_a_tooltip_tells_five_lines_and_how_many_more() -> None:
     output = SvgOutput(io.StringIO(), "x")
     for line in range(1, 9):
-        piece = output.kernel(BASE, MAIN, 4, "[bpf]", Place(None, "a.c", line))
+        piece = output.kernel(BASE, MAIN, 4, "[bpf]", known("a.c", line))
         for _ in range(line):
             output.sample(event(node(BASE)), [piece])
     output.close()
@@ -289,7 +298,7 @@ def test_a_tooltip_tells_five_lines_and_how_many_more() -> None:
 
 def test_in_a_recursion_a_sample_counts_once_for_a_line() -> None:
     output = SvgOutput(io.StringIO(), "x")
-    one, other = (output.kernel(BASE, MAIN, 4, "[bpf]", Place(None, "a.c", n)) for n in (1, 2))
+    one, other = (output.kernel(BASE, MAIN, 4, "[bpf]", known("a.c", n)) for n in (1, 2))
     output.sample(event(node(BASE)), [one, other, other])
     output.sample(event(node(BASE)), [one, one])
     output.close()
@@ -300,8 +309,8 @@ def test_in_a_recursion_a_sample_counts_once_for_a_line() -> None:
 def test_hostile_files_and_texts_in_a_picture() -> None:
     output = SvgOutput(io.StringIO(), "x")
     for number, name in enumerate(HOSTILE):
-        places = (Place(None, name, 1, name), Place(traced=name))
-        pieces = [output.kernel(BASE, f"{MAIN}{number}", 4, "[bpf]", place) for place in places]
+        frames = (known(name, 1, name), known(traced=name))
+        pieces = [output.kernel(BASE, f"{MAIN}{number}", 4, "[bpf]", frame) for frame in frames]
         output.sample(event(node(BASE)), pieces)
     output.close()
     out = output._stream.getvalue()  # type: ignore[attr-defined]
@@ -357,11 +366,10 @@ def test_the_live_system_s_lines(
     run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ksym_plugin.kernel import bpf_lines, snapshot
-    from ksym_plugin.timeline.packed import Line
 
     class Lines:
-        def line(self, lifetime: Lifetime, offset: int, /) -> Line:
-            return Line("live.c", offset, "")
+        def line(self, lifetime: Lifetime, offset: int, /) -> SourceLocation:
+            return SourceLocation("live.c", offset)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KSYM_HISTORY", raising=False)

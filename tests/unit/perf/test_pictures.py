@@ -11,8 +11,7 @@ import pytest
 
 from ksym_plugin.perf.pictures import SpeedscopeOutput, SvgOutput
 from ksym_plugin.stacks.account import duration, lived, told
-from ksym_plugin.timeline.location import Place
-from ksym_plugin.timeline.symbols import Lifetime, Load
+from ksym_plugin.timeline.symbols import BPF_MODULE, BPF_PROG, EXACT, Frame, Lifetime, Load
 from tests.unit.helpers import BASE, load
 from tests.unit.perf_events import CORE, SECOND, VMLINUX, event, node
 from tests.unit.stacks.test_flamegraph import data_of, named
@@ -27,6 +26,10 @@ def lifetime(prog_id: int | None = 7, pid: int | None = 12, comm: str | None = "
     return life
 
 
+def frame(known: Lifetime) -> Frame:
+    return Frame(BASE + 4, NAME, 4, BPF_MODULE, BPF_PROG, EXACT, known)
+
+
 def feed(output: SvgOutput, *samples: tuple[dict[str, Any], list[str]]) -> str:
     for one, pieces in samples:
         output.sample(one, pieces)
@@ -37,7 +40,7 @@ def feed(output: SvgOutput, *samples: tuple[dict[str, Any], list[str]]) -> str:
 def test_bpf_is_a_class_and_its_tooltip_tells_of_the_program() -> None:
     output = SvgOutput(io.StringIO(), "perf.data")
     core = output.kernel(CORE, "bpf_test_run", 4, VMLINUX)
-    bpf = output.kernel(BASE + 4, NAME, 4, "[bpf]", Place(lifetime()))
+    bpf = output.kernel(BASE + 4, NAME, 4, "[bpf]", frame(lifetime()))
     user = output.user(node(0x1000, "main", 4, "/x"))
     text = feed(output, (event(), [bpf, core, user]))
     data = data_of(text)
@@ -56,7 +59,7 @@ def test_bpf_frames_as_perf_had_them_are_bpf_s_too() -> None:
 
 def test_many_programs_of_one_name() -> None:
     output = SvgOutput(io.StringIO(), "x")
-    pieces = [output.kernel(BASE, NAME, 4, "[bpf]", Place(lifetime(number))) for number in range(9)]
+    pieces = [output.kernel(BASE, NAME, 4, "[bpf]", frame(lifetime(number))) for number in range(9)]
     assert len(set(pieces)) == 1
     (lines,) = data_of(feed(output, (event(), pieces[:1])))["notes"].values()
     assert lines[0].startswith("program 0, ")

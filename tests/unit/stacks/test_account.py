@@ -22,8 +22,14 @@ from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.pictures import ReportOutput
 from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account, share
-from ksym_plugin.timeline.location import Place
-from ksym_plugin.timeline.symbols import OTHER_BPF, Lifetime, Load
+from ksym_plugin.timeline.symbols import (
+    BPF_MODULE,
+    EXACT,
+    OTHER_BPF,
+    Frame,
+    Lifetime,
+    Load,
+)
 from tests import demo
 from tests.unit.helpers import BASE, load
 from tests.unit.perf_events import CORE, GUEST_KERNEL, SECOND, VMLINUX, event, node
@@ -34,9 +40,10 @@ TRAMPOLINE = "bpf_trampoline_7"
 NOTHING: dict[str, Any] = {"programs": [], "kernel_samples": 0}
 
 
-def life(name: str, prog_id: int | None = None, open_ended: bool = False) -> Place:
+def life(name: str, prog_id: int | None = None, open_ended: bool = False) -> Frame:
     known = load(BASE, 64, name, SECOND, prog_id, open_ended)
-    return Place(Lifetime(Load(known.symbol, SECOND, SECOND, prog_id, open_ended, 12, "agent")))
+    lifetime = Lifetime(Load(known.symbol, SECOND, SECOND, prog_id, open_ended, 12, "agent"))
+    return Frame(BASE, name, 0, BPF_MODULE, known.symbol.kind, EXACT, lifetime)
 
 
 def rows(account: Account) -> dict[str, dict[str, Any]]:

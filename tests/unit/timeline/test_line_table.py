@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.timeline.packed import LineTable, pack_lines, unpack_lines
+from ksym_plugin.timeline.line_table import LineTable, pack_lines, unpack_lines
 
 Row = tuple[int, int, str, str]
 
@@ -47,7 +47,7 @@ def test_line_zero_counts_to_the_line_before_in_the_same_function() -> None:
         pack_lines([[(0, 5, "a.c", "f")], [(0, 0, "a.c", ""), (8, 9, "a.c", "g")]])
     )
     assert table.find(1, 4) is None
-    assert str(table.find(1, 8)) == "Line(a.c:9)"
+    assert str(table.find(1, 8)) == "SourceLocation(a.c:9)"
     assert table.find(-1, 0) is None
 
 
