@@ -18,23 +18,23 @@ import zlib
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Final, Union
+    from typing import Union
 
     Bytes = Union[bytes, memoryview]
 
 # Changes with what entries hold; big-endian machines write another.
-_MAGIC: Final = b"ksymcache1" + sys.byteorder[:1].encode()
+_MAGIC = b"ksymcache1" + sys.byteorder[:1].encode()
 #: Nothing else is let go of.
-_SUFFIX: Final = ".kept"
+_SUFFIX = ".kept"
 #: A checksum of all that follows, then the lengths of the parts.
-_CHECKSUM: Final = struct.Struct("=I")
-_LENGTH: Final = struct.Struct("=Q")
+_CHECKSUM = struct.Struct("=I")
+_LENGTH = struct.Struct("=Q")
 #: Of a file written this lately another version may have the same times (the kernel's clock
 #: for them steps by some ms): nothing is kept of it yet.
 SETTLED_NS = 1_000_000_000
 #: What all entries may take.
-MOST_BYTES: Final = 256 << 20
-MOST_ENTRIES: Final = 32
+MOST_BYTES = 256 << 20
+MOST_ENTRIES = 32
 
 
 def root() -> str:
@@ -57,10 +57,10 @@ def identity(path: str) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def load(kind: str, of: tuple[int, ...], count: int) -> list[bytes] | None:
+def load(of: tuple[int, ...], count: int) -> list[bytes] | None:
     """The ``count`` parts that were stored for the file, None if there is no good entry."""
     try:
-        with open(os.path.join(folder(), _name(kind, of)), "rb", opener=_at_once) as file:
+        with open(os.path.join(folder(), _name(of)), "rb", opener=_at_once) as file:
             found = os.fstat(file.fileno())
             # Another user's may be there where HOME is that user's, as with sudo.
             is_own = found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode)
@@ -78,7 +78,7 @@ def load(kind: str, of: tuple[int, ...], count: int) -> list[bytes] | None:
     return _parts(data, body, count)
 
 
-def store(kind: str, of: tuple[int, ...], parts: Sequence[Bytes]) -> None:
+def store(of: tuple[int, ...], parts: Sequence[Bytes]) -> None:
     """Keep the parts for the next time, whole or not at all."""
     import tempfile
 
@@ -101,7 +101,7 @@ def store(kind: str, of: tuple[int, ...], parts: Sequence[Bytes]) -> None:
             with os.fdopen(fd, "wb") as file:
                 file.write(_head(of) + _CHECKSUM.pack(checksum) + lengths)
                 file.writelines(parts)
-            os.rename(partial, os.path.join(where, _name(kind, of)))
+            os.rename(partial, os.path.join(where, _name(of)))
         except BaseException:
             os.unlink(partial)
             raise
@@ -113,9 +113,9 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _name(kind: str, of: tuple[int, ...]) -> str:
+def _name(of: tuple[int, ...]) -> str:
     """One for each place of a file: what was known of an older one is written over."""
-    return f"{kind}-{of[0]:x}-{of[1]:x}{_SUFFIX}"
+    return f"{of[0]:x}-{of[1]:x}{_SUFFIX}"
 
 
 def _head(of: tuple[int, ...]) -> bytes:

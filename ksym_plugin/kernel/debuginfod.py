@@ -7,13 +7,9 @@ import os
 from ksym_plugin.kernel import cache
 from ksym_plugin.kernel.elf import ElfError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
-
-VARIABLE: Final = "DEBUGINFOD_URLS"
-_WAIT: Final = 90.0
-_HEX: Final = frozenset("0123456789abcdef")
+VARIABLE = "DEBUGINFOD_URLS"
+_WAIT = 90.0
+_HEX = frozenset("0123456789abcdef")
 
 
 def is_wanted() -> bool:

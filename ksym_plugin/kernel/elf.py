@@ -44,7 +44,6 @@ _TYPES = frozenset((_NOTYPE, _FUNC))
 _WIDE = "IBBHQQ"  # Elf64_Sym: name, info, other, section, value, size
 _NARROW = "IIIBBH"  # Elf32_Sym: name, value, size, info, other, section
 #: What is kept of a file: the build id, the anchor, and so many parts of the table.
-_CACHED = "symbols"
 _TABLE_PARTS = 7
 _ANCHOR = 8
 _DWARF = (".debug_info", ".debug_abbrev", ".debug_line")
@@ -204,15 +203,15 @@ class ElfFile:
 
     @classmethod
     def kept(cls, path: str) -> ElfFile:
-        """The same as ``ElfFile(path)``, sooner from the second time on (see cache_file)."""
+        """The same as ``ElfFile(path)``, sooner from the second time on (see cache)."""
         try:
             identity = cache.identity(path)
         except OSError:
             return cls(path)
-        file = cls._of_parts(path, cache.load(_CACHED, identity, 2 + _TABLE_PARTS))
+        file = cls._of_parts(path, cache.load(identity, 2 + _TABLE_PARTS))
         if file is None:
             file = cls(path)
-            cache.store(_CACHED, identity, file._parts())
+            cache.store(identity, file._parts())
         return file
 
     def __len__(self) -> int:

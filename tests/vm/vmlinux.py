@@ -1,4 +1,4 @@
-"""``python -m tests.vm.vmlinux``: a stock kernel's own names and addr2line's lines, and ours.
+"""``python -m tests.vm.vmlinux``: a stock kernel's own names and binutils' lines, and ours.
 
 A guest boots each stock Debian kernel and hands over its kallsyms. 1,000 random addresses in
 its text are then named, and their lines told, from the vmlinux of the kernel's -dbg package,
@@ -19,10 +19,10 @@ import time
 from bisect import bisect_right
 from unittest import mock
 
-from ksym_plugin.kernel.dwarf import ImageLines
-from ksym_plugin.kernel.elf import ElfFile, Image
+from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.identity import build_id
 from ksym_plugin.kernel.kallsyms import Kallsyms
+from ksym_plugin.kernel.vmlinux import open_image, open_lines
 from ksym_plugin.timeline.symbols import Symbol
 from tests.vm.machine import cache, children
 from tests.vm.machine.__main__ import KERNELS, missing
@@ -31,6 +31,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ksym_plugin.kernel.vmlinux import Image
+
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(cache.HERE)))
 OUT = os.path.join("build", "vm", "vmlinux")
 # cat, as files of /proc have no size.
@@ -38,6 +40,8 @@ JOB = "cat /proc/kallsyms >/job/out/kallsyms; cat /sys/kernel/notes >/job/out/no
 BOUNDS = ("_stext", "_etext")
 ADDRESSES, SEED = 1000, 6
 GONE = 3
+#: What ours asks, and what it is held against.
+OURS, OTHER = "llvm-addr2line", "addr2line"
 #: addr2line of binutils 2.40 gives lines of headers to the unit's own file where a DWARF 5
 #: program does not say the file; that much of all is let pass.
 MOST_MISTAKEN = ADDRESSES // 50
@@ -50,7 +54,7 @@ def main() -> int:
     parser.add_argument("--kernel", action="append", choices=KERNELS, help="only this one")
     kernels = parser.parse_args().kernel or KERNELS
     os.chdir(REPO)
-    lacking = [tool for tool in ("addr2line", "dpkg-deb", "apt-get") if not shutil.which(tool)]
+    lacking = [tool for tool in (OURS, OTHER, "dpkg-deb", "apt-get") if not shutil.which(tool)]
     problem = f"not installed: {' '.join(lacking)}" if lacking else missing()
     if problem:
         return cannot(problem)
@@ -110,11 +114,14 @@ def compared(vmlinux: str, guest: str) -> list[str]:
     addresses = [pick.randrange(first, last) for _ in range(ADDRESSES)]
     behind = Kallsyms.load(listing, None)
     build = build_id(os.path.join(guest, "notes"))
-    file = ElfFile.kept(vmlinux)
-    if build is None or file.build_id != build:
-        return [f"{vmlinux} is of build {file.build_id}, the guest of {build}"]
-    alone = Image(file, behind.text_start, build)
-    both = Image(file, behind.text_start, build, behind)
+    said: list[str] = []
+    try:
+        alone = open_image(vmlinux, behind.text_start, build, None, said.append)
+        both = open_image(vmlinux, behind.text_start, build, behind, said.append)
+    except ElfError as error:
+        return [str(error)]
+    if said:
+        return said
     return [
         *named(both, names, addresses, 0),
         *named(alone, names, addresses, MOST_LABELS),
@@ -167,40 +174,33 @@ def is_end(name: str) -> bool:
 
 
 def lines(image: Image, addresses: Sequence[int]) -> list[str]:
-    asked = "\n".join(f"{address - image.offset:#x}" for address in addresses)
     began = time.monotonic()
-    told = subprocess.run(
-        ["addr2line", "-e", image.file.path],
-        input=asked,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
+    said: list[str] = []
+    ours = open_lines(image, said.append, may_raise=False)
+    found = [] if ours is None else [ours.line(address) for address in addresses]
+    if ours is not None:
+        ours.close()
     between = time.monotonic()
-    ours = ImageLines(image)
-    agree, none, mistaken, wrong = 0, 0, 0, []
-    for address, line in zip(addresses, told):
-        file, number = line.split(" ")[0].rsplit(":", 1)
+    asked = "\n".join(f"{address - image.offset:#x}" for address in addresses)
+    told = subprocess.run(
+        [OTHER, "-e", image.file.path], input=asked, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.splitlines()
+    taken = time.monotonic() - between
+    agree, none, mistaken, wrong = 0, 0, 0, said
+    for address, line, other in zip(addresses, found, told):
+        file, number = other.split(" ")[0].rsplit(":", 1)
         theirs = (os.path.normpath(file), int(number)) if number not in ("?", "0") else None
-        found = ours.line(address)
-        mine = found and (found.file, found.line)
+        mine = line and (line.file, line.line)
         if mine == theirs:
             agree, none = agree + (mine is not None), none + (mine is None)
         elif mine and theirs and mine[1] == theirs[1]:
             mistaken += 1
         else:
-            wrong.append(f"{address:#x} is at {mine}, addr2line says {theirs}")
-    ours.close()
-    taken = time.monotonic() - between
-    again = ImageLines(image)
-    kept = [again.line(address) for address in addresses]
-    again.close()
-    if [repr(line) for line in kept] != [repr(ours.line(address)) for address in addresses]:
-        wrong.append("lines from the cache are others than those of the file")
+            wrong.append(f"{address:#x} is at {mine}, {OTHER} says {theirs}")
     print(
         f"lines: {agree} agree, {none} have none, {mistaken} in another file at the same line, "
-        f"{len(wrong)} wrong; addr2line took {between - began:.1f} s, we "
-        f"{taken:.1f} s"
+        f"{len(wrong)} wrong; {OTHER} took {taken:.1f} s, {OURS} with ours "
+        f"{between - began:.1f} s"
     )
     if mistaken > MOST_MISTAKEN or agree < ADDRESSES // 2:
         wrong.append(f"only {agree} lines agree, {mistaken} are in another file")

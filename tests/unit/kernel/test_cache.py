@@ -70,16 +70,15 @@ def answers(file: ElfFile) -> list[object]:
 
 
 def test_what_was_stored_is_loaded() -> None:
-    assert cache_module.load("kind", OF, 3) is None
-    cache_module.store("kind", OF, PARTS)
-    assert cache_module.load("kind", OF, 3) == PARTS
-    assert cache_module.load("kind", OF, 2) is None
-    assert cache_module.load("kind", (*OF[:4], 6), 3) is None
-    assert cache_module.load("other", OF, 3) is None
+    assert cache_module.load(OF, 3) is None
+    cache_module.store(OF, PARTS)
+    assert cache_module.load(OF, 3) == PARTS
+    assert cache_module.load(OF, 2) is None
+    assert cache_module.load((*OF[:4], 6), 3) is None
 
 
 def test_nobody_else_may_read_it(cache: Path) -> None:
-    cache_module.store("kind", OF, PARTS)
+    cache_module.store(OF, PARTS)
     (entry,) = cache.iterdir()
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert stat.S_IMODE(entry.stat().st_mode) == 0o600
@@ -138,9 +137,9 @@ def test_a_damaged_entry_is_none_and_written_anew(
     assert entry_bytes(entry) == whole
 
 
-def entry_of(image: str, kind: str = "symbols") -> str:
+def entry_of(image: str) -> str:
     of = cache_module.identity(image)
-    return os.path.join(cache_module.folder(), f"{kind}-{of[0]:x}-{of[1]:x}.kept")
+    return os.path.join(cache_module.folder(), f"{of[0]:x}-{of[1]:x}.kept")
 
 
 def entry_bytes(path: str) -> bytes:
@@ -173,7 +172,7 @@ def test_a_forged_entry_gives_no_wrong_lengths(
     parts += [packed(row, width) for row, width in zip(words, (8, 8, 4, 8, 4, 8))]
     parts.append(data.draw(st.sampled_from([b"ab\0cd\0\xff\0", b"ab\0cd\0\0\0", b"abcdefgh", b""])))
     parts[data.draw(st.integers(2, 7))] += data.draw(st.sampled_from([b"", b"", b"", b"x"]))
-    cache_module.store("symbols", cache_module.identity(str(image)), parts)
+    cache_module.store(cache_module.identity(str(image)), parts)
     file = ElfFile.kept(str(image))
     for address in [*ADDRESSES, *range(TEXT, TEXT + 50), 0, (1 << 64) - 1]:
         found = file.find(address)
@@ -207,22 +206,22 @@ def test_a_full_disk_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch
         return open("/dev/full", mode)
 
     monkeypatch.setattr(os, "fdopen", full)
-    cache_module.store("kind", OF, PARTS)
+    cache_module.store(OF, PARTS)
     assert list(cache.iterdir()) == []
 
 
 def test_another_user_s_entry_is_none(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    cache_module.store("kind", OF, PARTS)
+    cache_module.store(OF, PARTS)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert cache_module.load("kind", OF, 3) is None
-    cache_module.store("other", OF, PARTS)
+    assert cache_module.load(OF, 3) is None
+    cache_module.store(OF, PARTS)
     assert len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "endless"])
 def test_what_is_no_file_is_no_entry(kind: str, image: str, cache: Path, reads: list[str]) -> None:
     ElfFile.kept(image)
-    entry = next(path for path in cache.iterdir() if path.name.startswith("symbols-"))
+    entry = next(path for path in cache.iterdir() if path.name.endswith(".kept"))
     entry.unlink()
     if kind == "fifo":
         os.mkfifo(entry)
@@ -241,16 +240,16 @@ def test_a_folder_that_is_not_absolute_is_ignored(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", value)
-    cache_module.store("kind", OF, PARTS)
+    cache_module.store(OF, PARTS)
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
-    assert cache_module.load("kind", OF, 3) == PARTS
+    assert cache_module.load(OF, 3) == PARTS
 
 
 def test_a_link_is_no_folder_of_one_s_own(cache: Path, tmp_path: Path) -> None:
     cache.parent.mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     cache.symlink_to(tmp_path / "elsewhere")
-    cache_module.store("kind", OF, PARTS)
+    cache_module.store(OF, PARTS)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -260,21 +259,22 @@ def test_what_is_oldest_goes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (cache / "theirs").write_bytes(b"")
     os.utime(cache / "theirs", (0, 0))
     for number in range(5):
-        cache_module.store("kind", (number, *OF[1:]), PARTS)
-        os.utime(cache / f"kind-{number:x}-2.kept", (number, number))
-    assert {entry.name for entry in cache.iterdir()} == {f"kind-{n}-2.kept" for n in (2, 3, 4)} | {
+        cache_module.store((number, *OF[1:]), PARTS)
+        os.utime(cache / f"{number:x}-2.kept", (number, number))
+    assert {entry.name for entry in cache.iterdir()} == {f"{n}-2.kept" for n in (2, 3, 4)} | {
         "theirs"
     }
     monkeypatch.setattr(cache_module, "MOST_BYTES", 2500)
-    cache_module.store("big", OF, [bytes(1000)])
+    cache_module.store(OF, [bytes(1000)])
     assert {entry.name for entry in cache.iterdir()} == {
-        "big-1-2.kept",
-        "kind-4-2.kept",
-        "kind-3-2.kept",
+        "1-2.kept",
+        "4-2.kept",
+        "3-2.kept",
         "theirs",
     }
-    cache_module.store("huge", OF, [bytes(1500)])
-    assert cache_module.load("huge", OF, 1) is None
+    larger = (9, *OF[1:])
+    cache_module.store(larger, [bytes(1500)])
+    assert cache_module.load(larger, 1) is None
 
 
 def test_writers_at_once_leave_one_whole_entry(cache: Path) -> None:
@@ -284,15 +284,15 @@ def test_writers_at_once_leave_one_whole_entry(cache: Path) -> None:
     def write(parts: list[bytes]) -> None:
         start.wait()
         for _ in range(10):
-            cache_module.store("kind", OF, parts)
-            assert cache_module.load("kind", OF, 1) in contents
+            cache_module.store(OF, parts)
+            assert cache_module.load(OF, 1) in contents
 
     threads = [threading.Thread(target=write, args=[parts]) for parts in contents]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert cache_module.load("kind", OF, 1) in contents
+    assert cache_module.load(OF, 1) in contents
     assert len(list(cache.iterdir())) == 1
 
 
