@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ksym_plugin.cli.output import say
-from ksym_plugin.cli.signals import is_foreground
+from ksym_plugin.cli.signals import NOT_RUN, STOPS, not_run_status, pass_on, shell_status
 from ksym_plugin.kernel.worker import Child, Forked
 from ksym_plugin.python.pyspy import AGAIN
 from ksym_plugin.timeline.errors import KsymError
@@ -29,15 +29,10 @@ if TYPE_CHECKING:
     from ksym_plugin.cli.signals import Signals
 
 
-STOPS = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 #: Stopping so many threads for each sample holds a process up (py-spy's issue 872).
 _MANY_THREADS = 32
 _LOW_RATE = 20
 _PYTHON = re.compile(rb"(?:libpython|/python)(\d)\.(\d+)")
-#: What a shell's exit status is for a command it cannot find, cannot run, or that was killed.
-_NOT_FOUND = 127
-_NOT_RUN = 126
-_BY_SIGNAL = 128
 _STEP_SECONDS = 0.05
 #: How long a command may take until it is a Python process.
 _PYTHON_SECONDS = 5.0
@@ -113,12 +108,8 @@ class Command:
         """Wait for its end; its exit status as a shell has it."""
         while not self._is_over():
             select.select([self._signals.fd], [], [])
-            for number in self._signals.take() & STOPS:
-                # A terminal's Ctrl-C has reached it by itself.
-                if not self._is_over() and (number != signal.SIGINT or not is_foreground()):
-                    os.kill(self.pid, number)
-        status = self._process.poll() or 0
-        return status if status >= 0 else _BY_SIGNAL - status
+            pass_on(self._signals.take(), self._process)
+        return shell_status(self._process.poll() or 0)
 
     def _is_over(self) -> bool:
         return self._process.poll() is not None
@@ -126,14 +117,14 @@ class Command:
 
 def _become(call: Sequence[str], go: int) -> None:
     """Wait for a byte, then run the command in this process's place; never returns."""
-    status = _NOT_RUN
+    status = NOT_RUN
     try:
         if os.read(go, 1):
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
                 signal.signal(number, signal.SIG_DFL)
             os.execvp(call[0], list(call))  # noqa: S606 - the user's own; no shell between
     except OSError as error:
-        status = _NOT_FOUND if isinstance(error, FileNotFoundError) else status
+        status = not_run_status(error)
         say(f"{call[0]} cannot be run ({error.strerror}); name a command that is there")
     finally:
         os._exit(status)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import signal
 import subprocess
 import time
 
@@ -13,7 +12,14 @@ import click
 
 from ksym_plugin.cli.options import SECOND, history_size, ring_size, span
 from ksym_plugin.cli.output import plural, say
-from ksym_plugin.cli.signals import Signals, is_foreground
+from ksym_plugin.cli.signals import (
+    BY_SIGNAL,
+    STOPS,
+    Signals,
+    not_run_status,
+    pass_on,
+    shell_status,
+)
 from ksym_plugin.history import locate
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.writer import HistoryWriter
@@ -75,12 +81,7 @@ def _ourselves(output: str) -> str:
 
 #: How often what is too old or too much is dropped.
 _RETENTION_SPAN: Final = 300 * SECOND
-_STOPS: Final = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 _FAILED: Final = 1
-#: What a shell's exit status is for a command it cannot find, and cannot run.
-_NOT_FOUND: Final = 127
-_NOT_RUN: Final = 126
-_BY_SIGNAL: Final = 128
 
 
 @click.command(
@@ -288,22 +289,21 @@ class Run:
 
     def until_stopped(self) -> int:
         while not self._is_over():
-            if self._step() & _STOPS:
+            if self._step() & STOPS:
                 break
         return 0
 
     def while_running(self, command: Sequence[str]) -> int:
         """Start the command, record until it has ended; its status as a shell has it."""
-        stops = self._signals.take() & _STOPS
+        stops = self._signals.take() & STOPS
         if stops:
             # Somebody gave up during the start, and the command never heard of it.
-            return _BY_SIGNAL + min(stops)
+            return BY_SIGNAL + min(stops)
         try:
             child = subprocess.Popen(command)
         except OSError as error:
-            found = not isinstance(error, FileNotFoundError)
             say(f"{command[0]} cannot be run ({error.strerror}); name a command that is there")
-            return _NOT_RUN if found else _NOT_FOUND
+            return not_run_status(error)
         try:
             self._follow(child)
         except KsymError as error:
@@ -312,21 +312,20 @@ class Run:
             self.told = (KsymError,)
             self._wait(child)
             return _FAILED
-        code = child.returncode
-        return code if code >= 0 else _BY_SIGNAL - code
+        return shell_status(child.returncode)
 
     def _follow(self, child: subprocess.Popen[bytes]) -> None:
         while child.poll() is None:
             if self._is_over():
                 child.terminate()
                 self._until = None
-            _pass_on(self._step(), child)
+            pass_on(self._step(), child)
 
     def _wait(self, child: subprocess.Popen[bytes]) -> None:
         while child.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(0.1)
-            _pass_on(self._signals.take(), child)
+            pass_on(self._signals.take(), child)
 
     def _step(self) -> set[int]:
         """Record until something is due; the signals that arrived."""
@@ -340,13 +339,6 @@ class Run:
 
     def _is_over(self) -> bool:
         return self._until is not None and time.monotonic_ns() >= self._until
-
-
-def _pass_on(arrived: set[int], child: subprocess.Popen[bytes]) -> None:
-    """Forward what did not reach the command by itself, as a terminal's Ctrl-C does."""
-    for number in arrived & _STOPS:
-        if number != signal.SIGINT or not is_foreground():
-            child.send_signal(number)
 
 
 def _summary(recorder: Recorder, changes: int, output: str) -> str:

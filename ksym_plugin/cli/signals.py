@@ -1,4 +1,4 @@
-"""Stop signals and a command's end, as something that can be polled."""
+"""Stop signals and a command's end, as something that can be polled; and as a shell has them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import subprocess
     from types import FrameType, TracebackType
     from typing import Any
 
+    from ksym_plugin.kernel.worker import Forked
+
+STOPS = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+#: A shell's exit status for a command that it cannot find, cannot run, or that was killed by
+#: a signal, to which its number is added.
+NOT_FOUND = 127
+NOT_RUN = 126
+BY_SIGNAL = 128
 #: SIGINT counts also where a shell's ``&`` made it ignored; SIGHUP not under nohup.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
@@ -65,7 +74,27 @@ def _note(number: int, frame: FrameType | None) -> None:
     """Nothing: the signal's number is in the pipe already."""
 
 
-def is_foreground() -> bool:
+def shell_status(returncode: int) -> int:
+    """A command's exit status as a shell has it, from Popen's."""
+    return returncode if returncode >= 0 else BY_SIGNAL - returncode
+
+
+def not_run_status(error: OSError) -> int:
+    """The exit status for a command that cannot be run."""
+    return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUN
+
+
+def pass_on(arrived: set[int], child: subprocess.Popen[bytes] | Forked) -> None:
+    """Send a command the stop signals that did not reach it by themselves.
+
+    A Ctrl-C on its terminal has.
+    """
+    for number in arrived & STOPS:
+        if child.poll() is None and (number != signal.SIGINT or not _is_foreground()):
+            os.kill(child.pid, number)
+
+
+def _is_foreground() -> bool:
     """Whether a Ctrl-C on the terminal reaches this process and those it started."""
     try:
         fd = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
