@@ -1,4 +1,4 @@
-"""Text that perf printed: reading it as it comes, and what it says of where it is from."""
+"""What commands read: the running system, a history, the kernel's file, and perf's text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from ksym_plugin.cli.output import say
 from ksym_plugin.history import locate
 from ksym_plugin.kernel import debuginfod, identity, snapshot
 from ksym_plugin.kernel.bpf_prog import HIDDEN_REMEDY
-from ksym_plugin.kernel.clocks import (
-    BOOTTIME,
-    MONOTONIC,
-    PERF,
-    REALTIME,
-)
+from ksym_plugin.kernel.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME
 from ksym_plugin.kernel.elf import ElfError, ElfFile
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.kernel.vmlinux import Image, open_image, open_lines
@@ -37,8 +32,16 @@ if TYPE_CHECKING:
 
     from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.kernel.dwarf import ImageLines
-    from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.perf.data import Recorded
+
+_SIZE = 1 << 20
+#: What ``perf script --header`` prints before everything else.
+_HOST = re.compile(rb"^# hostname : (\S+)", re.MULTILINE)
+_RELEASE = re.compile(rb"^# os release : (\S+)", re.MULTILINE)
+#: It begins and ends with this.
+_RULER = b"# ========"
+_CLOCKID = re.compile(rb"^# event : .*use_clockid = 1.*clockid = (-?\d+)", re.MULTILINE)
+_CLOCKS = {b"0": REALTIME, b"1": MONOTONIC, b"7": BOOTTIME}
 
 
 def lifetimes() -> list[Lifetime]:
@@ -50,7 +53,7 @@ def lifetimes() -> list[Lifetime]:
 
 
 def timeline() -> Timeline | None:
-    """The same as a past that answers for now; None, and said why, if it is not told."""
+    """The same as a timeline that answers for now; None, and said why, if it is not told."""
     table = Timeline()
     try:
         for lifetime in lifetimes():
@@ -87,17 +90,6 @@ def no_history() -> KsymError:
     return HistoryError(
         "there is no history to look back into", "make one with ksym record, or name one with -H"
     )
-
-
-vmlinux = click.option(
-    "--vmlinux", metavar="FILE", help="Name kernel functions from this vmlinux or .debug file."
-)
-lines = click.option(
-    "--lines",
-    "with_lines",
-    is_flag=True,
-    help="Source lines of the kernel too, by DWARF; needs --vmlinux or $DEBUGINFOD_URLS.",
-)
 
 
 def open_kernel(
@@ -166,16 +158,6 @@ def _check(path: str, recorded: Recorded) -> None:
     # Where the data does not tell where the kernel lay, the history or the running one may.
     start = file.anchor if recorded.text_start is None else recorded.text_start
     Image(file, start, recorded.build_id)
-
-
-_SIZE = 1 << 20
-#: What ``perf script --header`` prints before everything else.
-_HOST = re.compile(rb"^# hostname : (\S+)", re.MULTILINE)
-_RELEASE = re.compile(rb"^# os release : (\S+)", re.MULTILINE)
-#: It begins and ends with this.
-_RULER = b"# ========"
-_CLOCKID = re.compile(rb"^# event : .*use_clockid = 1.*clockid = (-?\d+)", re.MULTILINE)
-_CLOCKS = {b"0": REALTIME, b"1": MONOTONIC, b"7": BOOTTIME}
 
 
 class Text:

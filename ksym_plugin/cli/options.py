@@ -95,3 +95,12 @@ samples_clock = click.option(
     help="The clock of the samples, where perf.data does not tell.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+vmlinux = click.option(
+    "--vmlinux", metavar="FILE", help="Name kernel functions from this vmlinux or .debug file."
+)
+kernel_lines = click.option(
+    "--lines",
+    "with_lines",
+    is_flag=True,
+    help="Source lines of the kernel too, by DWARF; needs --vmlinux or $DEBUGINFOD_URLS.",
+)

@@ -42,8 +42,8 @@ _DIGITS = frozenset(string.hexdigits)
 @options.at
 @options.clock
 @click.option("--chain", is_flag=True, help="They are one call chain, the leaf first.")
-@inputs.vmlinux
-@inputs.lines
+@options.vmlinux
+@options.kernel_lines
 @options.as_json
 @click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 def command(

@@ -52,17 +52,17 @@ def command(
     if everything and at is not None:
         raise click.UsageError("--all has no use for --at")
     with inputs.open_history(history) as session:
-        known = session.history
-        if known is None:
+        recorded = session.history
+        if recorded is None:
             _show_live(everything or at is not None, clock, as_json, pattern)
             return
-        dial = Dial(known.clock_map(), clock)
+        dial = Dial(recorded.clock_map(), clock)
         time_ns = None if everything else session.time(at, clock)
-        found = _chosen(known, time_ns, pattern)
+        found = _chosen(recorded, time_ns, pattern)
         if as_json:
-            write_json(_document(known, dial, time_ns, found))
+            write_json(_document(recorded, dial, time_ns, found))
             return
-        write_lines(_head(known, dial, time_ns))
+        write_lines(_head(recorded, dial, time_ns))
         write_lines(_table(found, dial))
 
 
@@ -80,8 +80,8 @@ def _show_live(past_wanted: bool, clock: str | None, as_json: bool, pattern: str
     write_lines(_table(found, dial))
 
 
-def _chosen(known: BootHistory, time_ns: int | None, pattern: str) -> list[Lifetime]:
-    found = known.lifetimes(_like(pattern)) if time_ns is None else known.live(time_ns)
+def _chosen(recorded: BootHistory, time_ns: int | None, pattern: str) -> list[Lifetime]:
+    found = recorded.lifetimes(_like(pattern)) if time_ns is None else recorded.live(time_ns)
     return [life for life in found if _matches(life, pattern)]
 
 
@@ -95,17 +95,17 @@ def _like(pattern: str) -> str:
     return "%" if "[" in glob else glob.replace("*", "%").replace("?", "_")
 
 
-def _head(known: BootHistory, dial: Dial, time_ns: int | None) -> Iterator[str]:
+def _head(recorded: BootHistory, dial: Dial, time_ns: int | None) -> Iterator[str]:
     """What the history covers, and what it does not."""
-    yield f"history of {describe(known.boot)}, times on the {dial.clock} clock"
-    for session in known.sessions:
+    yield f"history of {describe(recorded.boot)}, times on the {dial.clock} clock"
+    for session in recorded.sessions:
         since, until = dial.text(session.started), dial.text(session.covered)
         yield f"  {since} to {until}  {session.source}, {_state(session)}"
-    for loss in known.losses:
+    for loss in recorded.losses:
         count = "" if loss.count is None else f", {loss.count} lost"
         yield f"  gap {dial.text(loss.since)} to {dial.text(loss.until)}  {loss.cause}{count}"
     if time_ns is not None:
-        covered = "" if known.covers(time_ns) else ", which is not covered"
+        covered = "" if recorded.covers(time_ns) else ", which is not covered"
         yield f"live at {dial.text(time_ns)}{covered}"
     yield ""
 
@@ -137,9 +137,9 @@ def _kind(life: Lifetime) -> str:
 
 
 def _document(
-    known: BootHistory, dial: Dial, time_ns: int | None, found: Iterable[Lifetime]
+    recorded: BootHistory, dial: Dial, time_ns: int | None, found: Iterable[Lifetime]
 ) -> dict[str, Any]:
-    boot = known.boot
+    boot = recorded.boot
     return {
         "boot": {
             "id": boot.boot_id,
@@ -149,10 +149,10 @@ def _document(
         },
         "clock": dial.clock,
         "at": None if time_ns is None else dial.of(time_ns),
-        "covered": None if time_ns is None else known.covers(time_ns),
-        "sessions": [_session(session, dial) for session in known.sessions],
-        "gaps": [_gap(loss, dial) for loss in known.losses],
-        "symbols": [{**_symbol(life, dial), **_details(known, dial, life)} for life in found],
+        "covered": None if time_ns is None else recorded.covers(time_ns),
+        "sessions": [_session(session, dial) for session in recorded.sessions],
+        "gaps": [_gap(loss, dial) for loss in recorded.losses],
+        "symbols": [{**_symbol(life, dial), **_details(recorded, dial, life)} for life in found],
     }
 
 
@@ -172,9 +172,9 @@ def _gap(loss: Loss, dial: Dial) -> dict[str, Any]:
     return {"since": since, "until": until, "cause": loss.cause, "count": loss.count}
 
 
-def _details(known: BootHistory, dial: Dial, life: Lifetime) -> dict[str, Any]:
+def _details(recorded: BootHistory, dial: Dial, life: Lifetime) -> dict[str, Any]:
     """What is known of the program a symbol is of, if anything is."""
-    program = known.programs.of(life)
+    program = recorded.programs.of(life)
     if program is None:
         return {}
     there = bool(program.tag)

@@ -64,6 +64,34 @@ if TYPE_CHECKING:
 
 
 _PIECE = 1 << 20
+#: What the module gives for a frame or a file without a name.
+_UNKNOWN = "[unknown]"
+#: The beginning of a perf_event_attr: type, size, config, sample_period, sample_type.
+_ATTR = struct.Struct("=IIQQQ")
+
+
+def run(options: Options) -> int:
+    """The exit status. KsymError if there is nothing to read, or it cannot be read."""
+    perf = _module()
+    if perf is None:
+        return run_over_text(options)
+    path = options.input or ("-" if is_fed() else "perf.data")
+    try:
+        source = perf.data(path)
+    except (OSError, ValueError) as error:
+        raise KsymError(f"{path} cannot be read ({error})") from error
+    handler = Handler(options, path)
+    Samples(perf, source, handler).process()
+    return int(handler.is_cut_short)
+
+
+def _module() -> ModuleType | None:
+    """perf's module; another one of its name (there was one on PyPI) has no sessions."""
+    try:
+        import perf
+    except ImportError:
+        return None
+    return perf if hasattr(perf, "session") else None
 
 
 def is_fed() -> bool:
@@ -86,12 +114,12 @@ def run_over_text(options: Options) -> int:
         raise KsymError("text gets no source lines", "run: ksym script --lines")
     handler = Handler(options, options.input)
     try:
-        return _renamed(options, handler.renamer())
+        return _print_named(options, handler.renamer())
     finally:
         handler.close()
 
 
-def _renamed(options: Options, renamer: Renamer) -> int:
+def _print_named(options: Options, renamer: Renamer) -> int:
     try:
         if options.input is None:
             _print(sys.stdin.buffer, options.format, renamer)
@@ -152,45 +180,11 @@ def _print(stream: IO[bytes], form: str, renamer: Renamer) -> None:
 
 def _pieces(stream: IO[bytes]) -> Iterator[bytes]:
     """What there is, as soon as it is there."""
-    while piece := _read(stream.fileno()):
-        yield piece
-
-
-def _read(descriptor: int) -> bytes:
     try:
-        return os.read(descriptor, _PIECE)
+        while piece := os.read(stream.fileno(), _PIECE):
+            yield piece
     except OSError as error:
         raise KsymError(f"the text cannot be read ({error.strerror})") from error
-
-
-#: What the module gives for a frame or a file without a name.
-_UNKNOWN = "[unknown]"
-#: The beginning of a perf_event_attr: type, size, config, sample_period, sample_type.
-_ATTR = struct.Struct("=IIQQQ")
-
-
-def run(options: Options) -> int:
-    """The exit status. KsymError if there is nothing to read, or it cannot be read."""
-    perf = _module()
-    if perf is None:
-        return run_over_text(options)
-    path = options.input or ("-" if is_fed() else "perf.data")
-    try:
-        source = perf.data(path)
-    except (OSError, ValueError) as error:
-        raise KsymError(f"{path} cannot be read ({error})") from error
-    handler = Handler(options, path)
-    Samples(perf, source, handler).process()
-    return int(handler.is_cut_short)
-
-
-def _module() -> ModuleType | None:
-    """perf's module; another one of its name (there was one on PyPI) has no sessions."""
-    try:
-        import perf
-    except ImportError:
-        return None
-    return perf if hasattr(perf, "session") else None
 
 
 class Samples:
@@ -243,7 +237,8 @@ class Samples:
             },
         }
         if not chain:
-            event.update(symbol=_symbol(sample), symoff=_offset(sample), dso=_dso(sample))
+            symbol, dso = _name(sample, "symbol"), _name(sample, "dso")
+            event.update(symbol=symbol, symoff=_offset(sample), dso=dso)
         return event
 
     def _comm(self, sample: Sample) -> str | None:
@@ -259,9 +254,9 @@ class Samples:
 
 
 def _node(entry: Node) -> dict[str, Any]:
-    """A frame; perf's offset in its function is not told."""
+    """A frame; the module has no offset in its function."""
     node: dict[str, Any] = {"ip": entry.ip}
-    name, dso = _symbol(entry), _dso(entry)
+    name, dso = _name(entry, "symbol"), _name(entry, "dso")
     if name is not None:
         node["sym"] = {"name": name}
     if dso is not None:
@@ -269,18 +264,13 @@ def _node(entry: Node) -> dict[str, Any]:
     return node
 
 
-def _symbol(thing: Named) -> str | None:
+def _name(thing: Named, field: str) -> str | None:
+    """A symbol or a dso; None for what has no name, or one that is not UTF-8."""
     try:
-        return None if thing.symbol == _UNKNOWN else thing.symbol
+        name: str = getattr(thing, field)
     except UnicodeDecodeError:
         return None
-
-
-def _dso(thing: Named) -> str | None:
-    try:
-        return None if thing.dso == _UNKNOWN else thing.dso
-    except UnicodeDecodeError:
-        return None
+    return None if name == _UNKNOWN else name
 
 
 def _offset(sample: Sample) -> int | None:
