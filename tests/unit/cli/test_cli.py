@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ksym_plugin.cli import cli, inputs, script
+from ksym_plugin.cli import cli, script
 from ksym_plugin.history import locate
 from ksym_plugin.history.writer import HistoryWriter
-from ksym_plugin.kernel import identity
+from ksym_plugin.kernel import identity, snapshot
 from ksym_plugin.kernel.clocks import Instant
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.kernel.worker import ask
@@ -59,14 +59,35 @@ def refused(result: Result, *parts: str) -> None:
         assert part in result.stderr
 
 
+class Machine:
+    """What the command line finds where it runs, in place of this machine's kernel."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        monkeypatch.chdir(folder)
+        monkeypatch.delenv("KSYM_HISTORY", raising=False)
+        monkeypatch.setattr(locate, "SYSTEM", str(folder / "system.db"))
+        self.boot(THIS_BOOT)
+        self.kallsyms(KALLSYMS)
+
+    def boot(self, boot_id: str) -> None:
+        self._monkeypatch.setattr(identity, "boot_id", lambda: boot_id)
+
+    def kallsyms(self, table: bytes) -> None:
+        self._monkeypatch.setattr(Kallsyms, "load", lambda: Kallsyms.parse(table))
+
+    def loaded(self, *loads: Load) -> None:
+        self._monkeypatch.setattr(snapshot, "take", lambda: snapshot.Snapshot(list(loads), ""))
+
+
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A working directory of its own on a machine whose boot and symbols are made up."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("KSYM_HISTORY", raising=False)
-    monkeypatch.setattr(locate, "SYSTEM", str(tmp_path / "system.db"))
-    monkeypatch.setattr(identity, "boot_id", lambda: THIS_BOOT)
-    monkeypatch.setattr(Kallsyms, "load", lambda: Kallsyms.parse(KALLSYMS))
+    return Machine(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def place(machine: Machine, tmp_path: Path) -> Path:
     return tmp_path
 
 
@@ -174,17 +195,17 @@ def test_resolve_refuses_what_is_no_address(word: str) -> None:
     refused(ksym("resolve", "--at", "150", "--", word), "is no address")
 
 
-def test_static_names_are_of_one_boot_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "boot_id", lambda: "another boot")
+def test_static_names_are_of_one_boot_only(machine: Machine) -> None:
+    machine.boot("another boot")
     write("ksym.db")
-    monkeypatch.setattr(identity, "boot_id", lambda: THIS_BOOT)
+    machine.boot(THIS_BOOT)
     result = ksym("resolve", "--at", "164", "ffffffff81000044", hex(BASE))
     assert "schedule" not in result.stdout and NEW in result.stdout
     assert "only BPF symbols have names here" in result.stderr
 
 
-def test_hidden_addresses_leave_the_names_of_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Kallsyms, "load", lambda: Kallsyms.parse(b"0000000000000000 T _text\n"))
+def test_hidden_addresses_leave_the_names_of_the_history(machine: Machine) -> None:
+    machine.kallsyms(b"0000000000000000 T _text\n")
     write("ksym.db")
     result = ksym("resolve", "--at", "164", hex(BASE))
     assert NEW in result.stdout and "CAP_SYSLOG" in result.stderr
@@ -192,9 +213,9 @@ def test_hidden_addresses_leave_the_names_of_the_history(monkeypatch: pytest.Mon
     refused(ksym("resolve", hex(BASE)), "hidden", "CAP_SYSLOG", "kptr_restrict")
 
 
-def test_without_a_history_the_past_of_bpf_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_history_the_past_of_bpf_is_not_guessed(machine: Machine) -> None:
     table = KALLSYMS + b"%x t bpf_prog_1111111111111111_now\t[bpf]\n" % BASE
-    monkeypatch.setattr(Kallsyms, "load", lambda: Kallsyms.parse(table))
+    machine.kallsyms(table)
     result = ksym("resolve", "--at", "5", hex(BASE), "ffffffff81000044")
     assert "bpf_prog" not in result.stdout and "schedule+0x4" in result.stdout
 
@@ -254,10 +275,10 @@ def test_show_json_has_all_there_is() -> None:
     assert [session["closed"] for session in told["sessions"]] == [True]
 
 
-def test_a_killed_recorder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "boot_id", lambda: "another boot")
+def test_a_killed_recorder_is_told(machine: Machine) -> None:
+    machine.boot("another boot")
     write("ksym.db", close=False)
-    monkeypatch.setattr(identity, "boot_id", lambda: THIS_BOOT)
+    machine.boot(THIS_BOOT)
     result = ksym("show")
     assert "99.000000 to 199.000000  made up, recorder killed" in result.stdout
     assert "killed" in result.stderr
@@ -274,11 +295,11 @@ def test_names_cannot_command_the_terminal() -> None:
     assert json.loads(ksym("show", "--json").stdout)["symbols"][0]["name"] == EVIL
 
 
-def test_several_boots_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_boots_are_said(machine: Machine) -> None:
     write("ksym.db")
-    monkeypatch.setattr(identity, "boot_id", lambda: "another boot")
+    machine.boot("another boot")
     write("ksym.db")
-    monkeypatch.setattr(identity, "boot_id", lambda: THIS_BOOT)
+    machine.boot(THIS_BOOT)
     result = ksym("show", "--at", "120")
     assert "holds 2 boots" in result.stderr and f"boot {THIS_BOOT[:8]}" in result.stderr
     assert f"boot {THIS_BOOT[:8]}" in result.stdout
@@ -339,12 +360,8 @@ def test_show_needs_a_history_to_look_back() -> None:
     refused(ksym("show", "--all"), "no history", "ksym record")
 
 
-def test_the_live_system_is_listed_without_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        inputs.snapshot,
-        "take",
-        lambda: inputs.snapshot.Snapshot([Load(symbol(NEW), 0, SECOND, 8)], ""),
-    )
+def test_the_live_system_is_listed_without_a_history(machine: Machine) -> None:
+    machine.loaded(Load(symbol(NEW), 0, SECOND, 8))
     shown = ksym("show", "--clock", "monotonic").stdout
     assert NEW in shown and "before 1.000000" in shown
     assert NEW in ksym("resolve", hex(BASE + 4)).stdout

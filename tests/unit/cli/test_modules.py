@@ -18,10 +18,10 @@ from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
 from ksym_plugin.timeline.symbols import MODULE, Load, Symbol, Unload
 from ksym_plugin.timeline.timeline import Timeline
 from tests.unit import module_hosts
-from tests.unit.cli.test_cli import BASE, SECOND, ksym, place
+from tests.unit.cli.test_cli import BASE, SECOND, ksym, machine, place
 from tests.unit.cli.test_record import Asked
 
-__all__ = ["place"]
+__all__ = ["machine", "place"]
 
 
 def write(path: str) -> None:

@@ -8,15 +8,14 @@ import pytest
 
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
-from ksym_plugin.kernel.kallsyms import Kallsyms
-from tests.unit.cli.test_cli import ksym, place, refused
+from tests.unit.cli.test_cli import Machine, ksym, machine, place, refused
 from tests.unit.elf_files import NOTYPE, TEXT, Sym, vmlinux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["place"]
+__all__ = ["machine", "place"]
 KASLR = 0x1234_0000
 THERE = TEXT + KASLR + 0x1000
 HIDDEN = b"0000000000000000 T _text\n"
@@ -47,17 +46,17 @@ WORDS = ("--at", "0.0000005", "--clock", "monotonic", f"{THERE + 4:x}", f"{THERE
 
 
 def test_where_kallsyms_is_hidden_the_history_s_offset_does(
-    monkeypatch: pytest.MonkeyPatch,
+    machine: Machine,
 ) -> None:
-    monkeypatch.setattr(Kallsyms, "load", lambda: Kallsyms.parse(HIDDEN))
+    machine.kallsyms(HIDDEN)
     record(TEXT + KASLR)
     assert names(*WORDS) == [None, None]
     assert names("--vmlinux", "vmlinux", *WORDS) == ["do_work", None]
 
 
-def test_a_history_of_another_boot_has_its_own_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_of_another_boot_has_its_own_offset(machine: Machine) -> None:
     record(TEXT + KASLR)
-    monkeypatch.setattr(identity, "boot_id", lambda: "another boot")
+    machine.boot("another boot")
     assert names("--vmlinux", "vmlinux", *WORDS) == ["do_work", None]
 
 
@@ -67,8 +66,8 @@ def test_another_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     refused(ksym("resolve", "--vmlinux", "vmlinux", *WORDS), "another kernel", "1234", "99")
 
 
-def test_without_an_offset_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Kallsyms, "load", lambda: Kallsyms.parse(HIDDEN))
+def test_without_an_offset_nothing_is_guessed(machine: Machine) -> None:
+    machine.kallsyms(HIDDEN)
     record(None)
     result = ksym("resolve", "--vmlinux", "vmlinux", *WORDS)
     assert result.exit_code == 1
@@ -81,7 +80,7 @@ def test_lines_need_a_file_or_a_server() -> None:
 
 
 def test_that_a_file_s_kernel_cannot_be_checked_is_said(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path,
 ) -> None:
     record(TEXT + KASLR)
     assert "build id" not in ksym("resolve", "--vmlinux", "vmlinux", hex(THERE)).stderr
