@@ -27,7 +27,7 @@ from ksym_plugin.history.schema import (
 )
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import ClockMap, Instant
-from ksym_plugin.timeline.index import GROUND_SHIFT
+from ksym_plugin.timeline.index import AREA_SHIFT
 from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
     BPF_PROG,
@@ -47,7 +47,7 @@ from ksym_plugin.timeline.timeline import Timeline
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
-    from typing import Any, Final
+    from typing import Any
 
     from ksym_plugin.timeline.timeline import Answer
 
@@ -105,23 +105,23 @@ class Session:
         return not self.closed and not self.writing
 
 
-_AT_PAGE: Final = (
+_AT_PAGE = (
     f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ? UNION ALL"
     f" SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND id IN"
     " (SELECT lifetime FROM span WHERE page = ?) ORDER BY loaded, id"
 )
-_BOUNDS: Final = (
+_BOUNDS = (
     "SELECT (SELECT min(start) FROM lifetime), (SELECT max(start) FROM lifetime),"
     " (SELECT max(page) FROM span)"
 )
-_IN_GROUND: Final = (
+_BPF_STARTS_IN = (
     "SELECT 1 FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ?"
     f" AND kind BETWEEN {KINDS.index(BPF_PROG)} AND {KINDS.index(OTHER_BPF)} LIMIT 1"
 )
-_WHERE_NO_BPF: Final = (UNKNOWN_ADDRESS, VACANT)
+_WHERE_NO_BPF = (UNKNOWN_ADDRESS, VACANT)
 #: The source that has no events, only states.
-_POLLING: Final = "polling"
-_FOREVER: Final = (1 << 63) - 1
+_POLLING = "polling"
+_FOREVER = (1 << 63) - 1
 
 
 class BootHistory:
@@ -138,7 +138,7 @@ class BootHistory:
         #: What the programs were, and their source lines.
         self.programs = Programs(database, path, boot.row)
         self._functions = Functions(database, path)
-        self._ground = 0
+        self._extent_before = 0
         self._refresh()
 
     def _refresh(self) -> None:
@@ -149,7 +149,7 @@ class BootHistory:
         here = identity.boot_id() == self.boot.boot_id
         self._pages: set[int] = set()
         self._bearing: dict[int, set[int]] = {}
-        self._grounds: dict[int, bool] = {}
+        self._has_bpf: dict[int, bool] = {}
         #: Rows entered from one page that another will bring again.
         self._entered: set[int] = set()
         self.sessions = [
@@ -207,12 +207,12 @@ class BootHistory:
                 return
             time.sleep(HEARTBEAT / 20e9)
             # Nothing that was decided on what had been read may outlive it.
-            self._ground = self.extent + 1
+            self._extent_before = self.extent + 1
             self._refresh()
 
     @property
     def extent(self) -> int:
-        return self._ground + self._timeline.extent
+        return self._extent_before + self._timeline.extent
 
     def covers(self, time_ns: int) -> bool:
         """Whether a session was recording at that time."""
@@ -274,19 +274,19 @@ class BootHistory:
         lifetime = answer[0]
         if lifetime is not None:
             return (lifetime, GAP) if self._may_be_missed(lifetime, time_ns) else answer
-        if answer[1] in _WHERE_NO_BPF and self._is_among_bpf(address >> GROUND_SHIFT):
+        if answer[1] in _WHERE_NO_BPF and self._is_among_bpf(address >> AREA_SHIFT):
             # The timeline has entered these pages alone.
             return None, AMONG_BPF if answer[1] is UNKNOWN_ADDRESS else NOT_LOADED
         return answer
 
     def _is_among_bpf(self, number: int) -> bool:
-        """As ``Places.is_among_bpf``, for this one of all stretches of 2 MB."""
-        known = self._grounds.get(number)
+        """As ``AddressIndex.is_among_bpf``, for one area of 2 MB by its number."""
+        known = self._has_bpf.get(number)
         if known is None:
-            first = (number - 1) << GROUND_SHIFT
-            last = first + (3 << GROUND_SHIFT) - 1
-            found = self._rows(_IN_GROUND, signed(first), signed(last))
-            known = self._grounds[number] = bool(found)
+            first = (number - 1) << AREA_SHIFT
+            last = first + (3 << AREA_SHIFT) - 1
+            found = self._rows(_BPF_STARTS_IN, signed(first), signed(last))
+            known = self._has_bpf[number] = bool(found)
         return known
 
     def _may_be_missed(self, lifetime: Lifetime, time_ns: int) -> bool:

@@ -1,19 +1,20 @@
-"""Where lifetimes lie: the address index under the timeline.
+"""Which lifetimes lie over an address: the index under the timeline.
 
-It is an interval tree without its pointers. Between a symbol's start and its end lies
-one address with more trailing zero bits than any other, its *joint*. All symbols with
-the same joint share the byte before it, so none of them was there together with another
-and they make one track: whatever the track's length, one binary search finds the one
-that can have been there at a time. A symbol is entered once, whatever its size.
+It is a centered interval tree without its pointers. The *center* of a symbol is the one
+address above its start, up to its end, that has more trailing zero bits than any other.
+All symbols with one center share the byte before it, so no two of them were there at a
+time, and they make one bucket. However long a bucket is, one binary search finds the
+lifetime in it that can have been there at a time. A symbol is entered once, whatever its
+size.
 
-An address can be covered from joints at different levels, some ten for symbols of up to
-64 KB. Addresses are cut into cells of 64 bytes, the kernel's own grain for BPF text
-(BPF_PROG_CHUNK_SIZE in kernel/bpf/core.c), and each cell lists the tracks that reach it:
-two or three as a rule. What is wider than 64 KB, as modules are, has tracks of its own,
-listed by page: a module of 4 MB would have 65,536 cells.
+Symbols over one address have centers at different levels, some ten for symbols of up to
+64 KB. Addresses are cut into chunks of 64 bytes, the kernel's own grain for BPF text
+(BPF_PROG_CHUNK_SIZE in kernel/bpf/core.c), and each chunk lists the buckets that reach it:
+two or three as a rule. What is wider than 64 KB, as modules are, has buckets of its own,
+listed by page: a module of 4 MB would have 65,536 chunks.
 
-A symbol whose end is only an upper bound is indexed by its start alone, and by page for
-the question which of them might reach an address.
+A symbol whose end is only an upper bound is indexed by its start alone. It is listed by
+page as well, for the question which of them may reach an address.
 """
 
 from __future__ import annotations
@@ -25,43 +26,42 @@ from ksym_plugin.timeline.symbols import BPF_MODULE
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Final
 
     from ksym_plugin.timeline.symbols import Lifetime
 
 
-class Track:
+class Bucket:
     """Lifetimes that share a byte, in load order.
 
     Each of them took the place of the one before: of those loaded by a given time only
     the last can still be there, and none behind it need be looked at.
     """
 
-    __slots__ = ("blur", "first", "last", "lifetimes", "times")
+    __slots__ = ("first", "last", "lifetimes", "times", "widest_window")
 
     def __init__(self, first: int, last: int) -> None:
-        #: The cells it is listed in.
+        #: The first and the last chunk, or page, that it is listed in.
         self.first = first
         self.last = last
         #: The ``loaded_latest`` of each of ``lifetimes``.
         self.times: list[int] = []
         self.lifetimes: list[Lifetime] = []
         #: The widest window of a load, in ns; at least 1 where two are of one time.
-        self.blur = 0
+        self.widest_window = 0
 
     def append(self, lifetime: Lifetime) -> None:
         """Take in a lifetime, most often the latest."""
         latest, times = lifetime.loaded_latest, self.times
         width = latest - lifetime.loaded_earliest
-        if width > self.blur:  # noqa: PLR1730 - a call costs more, once a load
-            self.blur = width
+        if width > self.widest_window:  # noqa: PLR1730 - a call costs more, once a load
+            self.widest_window = width
         if not times or latest > times[-1]:
             times.append(latest)
             self.lifetimes.append(lifetime)
             return
-        at = position(self.lifetimes, lifetime)
+        at = insertion_point(self.lifetimes, lifetime)
         if latest in times[max(0, at - 1) : at + 1]:
-            self.blur = max(self.blur, 1)
+            self.widest_window = max(self.widest_window, 1)
         times.insert(at, latest)
         self.lifetimes.insert(at, lifetime)
 
@@ -85,8 +85,8 @@ def loaded_by(lifetimes: list[Lifetime], time: int) -> int:
     return low
 
 
-def position(lifetimes: list[Lifetime], lifetime: Lifetime) -> int:
-    """Where among ``lifetimes``, which are in load order, one more belongs."""
+def insertion_point(lifetimes: list[Lifetime], lifetime: Lifetime) -> int:
+    """The index at which one more belongs into ``lifetimes``, which are in load order."""
     latest, prog_id = lifetime.loaded_latest, lifetime.prog_id
     at = loaded_by(lifetimes, latest)
     while prog_id is not None and at:
@@ -105,94 +105,96 @@ def index_of(lifetimes: list[Lifetime], lifetime: Lifetime) -> int:
     return at
 
 
-CELL_SHIFT: Final = 6
-PAGE_SHIFT: Final = 12
+CHUNK_SHIFT = 6
+PAGE_SHIFT = 12
 #: Since Linux 5.18 programs are packed into areas of PMD_SIZE (bpf_prog_pack in
-#: kernel/bpf/core.c), 2 MB with pages of 4 KB, in which there is nothing else but classic
-#: BPF and images. They begin at any page.
-GROUND_SHIFT: Final = 21
-_PAGE_CELLS: Final = 1 << (PAGE_SHIFT - CELL_SHIFT)
+#: kernel/bpf/core.c), 2 MB with pages of 4 KB. Nothing else lies in them but classic BPF
+#: and images. They begin at any page.
+AREA_SHIFT = 21
+_PAGE_CHUNKS = 1 << (PAGE_SHIFT - CHUNK_SHIFT)
 #: Longer symbols than this are wide.
-WIDE: Final = 1 << 16
+WIDE = 1 << 16
 
 
-class Places:
-    """All lifetimes by start, by joint and by cell; the open-ended ones by page."""
+class AddressIndex:
+    """All lifetimes by start, by center and by chunk; the open-ended ones by page."""
 
     __slots__ = (
-        "_joints",
+        "_by_center",
         "_starts_in",
-        "_wide_joints",
-        "cells",
-        "ground",
+        "_wide_by_center",
+        "areas",
+        "by_chunk",
+        "by_page",
         "open_pages",
         "starts",
-        "wide",
     )
 
     def __init__(self) -> None:
         #: Start address to all that ever started there, in load order.
         self.starts: dict[int, list[Lifetime]] = {}
-        #: Cell number to the tracks of the joints whose symbols reach into it.
-        self.cells: dict[int, list[Track]] = {}
-        #: Page number to the tracks of wide symbols.
-        self.wide: dict[int, list[Track]] = {}
+        #: Chunk number to the buckets whose symbols reach into it.
+        self.by_chunk: dict[int, list[Bucket]] = {}
+        #: Page number to the buckets of wide symbols.
+        self.by_page: dict[int, list[Bucket]] = {}
         #: Page number to the starts of open-ended symbols that may reach into it.
         self.open_pages: dict[int, list[int]] = {}
-        #: Numbers of the 2 MB in which BPF symbols started.
-        self.ground: set[int] = set()
-        #: Of those pages, all starts in them, ascending.
+        #: Numbers of the areas of 2 MB in which BPF symbols started.
+        self.areas: set[int] = set()
+        #: The same pages to all starts in them, ascending.
         self._starts_in: dict[int, list[int]] = {}
-        self._joints: dict[int, Track] = {}
-        self._wide_joints: dict[int, Track] = {}
+        self._by_center: dict[int, Bucket] = {}
+        self._wide_by_center: dict[int, Bucket] = {}
 
     def insert(self, lifetime: Lifetime) -> None:
         symbol = lifetime.symbol
         start, end = symbol.start, symbol.end
-        place = self.starts.get(start)
-        if place is None:
+        same_start = self.starts.get(start)
+        if same_start is None:
             self.starts[start] = [lifetime]
             if symbol.module == BPF_MODULE:
-                self.ground.add(start >> GROUND_SHIFT)
+                self.areas.add(start >> AREA_SHIFT)
             if self.open_pages:
                 self._note_start(start)
-        elif not place or lifetime.loaded_latest > place[-1].loaded_latest:
-            place.append(lifetime)
+        elif not same_start or lifetime.loaded_latest > same_start[-1].loaded_latest:
+            same_start.append(lifetime)
         else:
-            place.insert(position(place, lifetime), lifetime)
+            same_start.insert(insertion_point(same_start, lifetime), lifetime)
         if lifetime.open_ended:
             self._open(start, end)
             return
-        joint, joints, cells, shift = joint_of(start, end), self._joints, self.cells, CELL_SHIFT
+        center = center_of(start, end)
+        by_center, listed, shift = self._by_center, self.by_chunk, CHUNK_SHIFT
         if end - start > WIDE:
-            joints, cells, shift = self._wide_joints, self.wide, PAGE_SHIFT
-        track = joints.get(joint)
+            by_center, listed, shift = self._wide_by_center, self.by_page, PAGE_SHIFT
+        bucket = by_center.get(center)
         first, last = start >> shift, (end - 1) >> shift
-        if track is None:
-            track = joints[joint] = Track(first, first - 1)
-        if first < track.first or last > track.last:
-            _list(cells, track, first, last)
-        track.append(lifetime)
+        if bucket is None:
+            bucket = by_center[center] = Bucket(first, first - 1)
+        if first < bucket.first or last > bucket.last:
+            _enlist(listed, bucket, first, last)
+        bucket.append(lifetime)
 
     def remove(self, lifetime: Lifetime) -> None:
         """Take a lifetime out; its times and symbol must still be those it went in with."""
         symbol = lifetime.symbol
-        place = self.starts[symbol.start]
-        del place[index_of(place, lifetime)]
+        same_start = self.starts[symbol.start]
+        del same_start[index_of(same_start, lifetime)]
         if not lifetime.open_ended:
-            joints = self._wide_joints if symbol.end - symbol.start > WIDE else self._joints
-            joints[joint_of(symbol.start, symbol.end)].remove(lifetime)
+            is_wide = symbol.end - symbol.start > WIDE
+            by_center = self._wide_by_center if is_wide else self._by_center
+            by_center[center_of(symbol.start, symbol.end)].remove(lifetime)
 
-    def tracks_at(self, address: int) -> Sequence[Track]:
-        """Of all lifetimes over an address the tracks, and maybe of some nearby."""
-        tracks = self.cells.get(address >> CELL_SHIFT, ())
-        wide = self.wide and self.wide.get(address >> PAGE_SHIFT)
-        return (*tracks, *wide) if wide else tracks
+    def buckets_at(self, address: int) -> Sequence[Bucket]:
+        """The buckets of all lifetimes over an address, and maybe of some nearby."""
+        buckets = self.by_chunk.get(address >> CHUNK_SHIFT, ())
+        wide = self.by_page and self.by_page.get(address >> PAGE_SHIFT)
+        return (*buckets, *wide) if wide else buckets
 
     def is_among_bpf(self, address: int) -> bool:
-        """Whether a BPF symbol may be in one area with the address: ``GROUND_SHIFT``."""
-        number, ground = address >> GROUND_SHIFT, self.ground
-        return number in ground or number - 1 in ground or number + 1 in ground
+        """Whether a BPF symbol may be in one area with the address: ``AREA_SHIFT``."""
+        number, areas = address >> AREA_SHIFT, self.areas
+        return number in areas or number - 1 in areas or number + 1 in areas
 
     def starting_between(self, low: int, high: int) -> Iterator[list[Lifetime]]:
         """What started from ``high`` down to ``low``, both inclusive, on pages that are open."""
@@ -218,30 +220,31 @@ class Places:
 
     def _started_in(self, page: int, opener: int) -> list[int]:
         """All starts in a page that the open-ended symbol from ``opener`` is the first to reach."""
-        first = page * _PAGE_CELLS
-        listed = [self.cells.get(cell, ()) for cell in range(first, first + _PAGE_CELLS)]
+        first = page * _PAGE_CHUNKS
+        chunks = range(first, first + _PAGE_CHUNKS)
+        listed = [self.by_chunk.get(chunk, ()) for chunk in chunks]
         found = {
             lifetime.symbol.start
-            for tracks in (*listed, self.wide.get(page, ()))
-            for track in tracks
-            for lifetime in track.lifetimes
+            for buckets in (*listed, self.by_page.get(page, ()))
+            for bucket in buckets
+            for lifetime in bucket.lifetimes
         }
         return sorted(start for start in {opener, *found} if start >> PAGE_SHIFT == page)
 
 
-def _list(cells: dict[int, list[Track]], track: Track, first: int, last: int) -> None:
-    """List a track in all cells from ``first`` to ``last``."""
-    for cell in (*range(first, track.first), *range(track.last + 1, last + 1)):
-        tracks = cells.get(cell)
-        if tracks is None:
-            cells[cell] = [track]
+def _enlist(listed: dict[int, list[Bucket]], bucket: Bucket, first: int, last: int) -> None:
+    """List a bucket under all numbers from ``first`` to ``last``."""
+    for number in (*range(first, bucket.first), *range(bucket.last + 1, last + 1)):
+        buckets = listed.get(number)
+        if buckets is None:
+            listed[number] = [bucket]
         else:
-            tracks.append(track)
-    track.first = min(first, track.first)
-    track.last = max(last, track.last)
+            buckets.append(bucket)
+    bucket.first = min(first, bucket.first)
+    bucket.last = max(last, bucket.last)
 
 
-def joint_of(start: int, end: int) -> int:
+def center_of(start: int, end: int) -> int:
     """The address above ``start``, up to ``end``, with the most trailing zero bits."""
     level = (start ^ end).bit_length() - 1
     return end >> level << level

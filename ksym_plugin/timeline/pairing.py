@@ -1,33 +1,33 @@
-"""Loads and unloads, paired into lifetimes whatever order they arrive in.
+"""Pairs loads with unloads into lifetimes, in whatever order they arrive.
 
-Reports of one load may come twice (from the event stream and from a snapshot taken
-meanwhile), an unload before its load (their CPUs' buffers are read in turn), and late
-ones between others. A pairing is therefore never final: a report that arrives late
-takes over what belongs to it, and what it displaces is paired anew. The result does
-not depend on the order of arrival.
+One load may be reported twice: by the event stream, and by a snapshot taken meanwhile. An
+unload may come before its load, as the buffers of their CPUs are read in turn. Late reports
+come between others. So no pairing is final: a late report takes the unload that belongs to
+it, and what it displaces is paired again. The result does not depend on the order of
+arrival.
 """
 
 from __future__ import annotations
 
-from ksym_plugin.timeline.index import Places, index_of, loaded_by
+from ksym_plugin.timeline.index import AddressIndex, index_of, loaded_by
 from ksym_plugin.timeline.symbols import MODULE, UNNAMED_BPF, Lifetime, Load, Symbol, Unload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
+    pass
 
 #: Starts whose unloads are kept for loads still to come, and unloads kept for each.
-_MOST_ORPHANS: Final = 4096
-_MOST_AT_ONE_START: Final = 64
+_MOST_ORPHANS = 4096
+_MOST_AT_ONE_START = 64
 
 
-class Ledger:
-    """Every lifetime reported, entered in ``places``; ``live`` by start."""
+class Pairing:
+    """Makes lifetimes of reports and enters them in ``index``; ``live`` has them by start."""
 
-    __slots__ = ("_orphans", "count", "disturbed", "live", "places")
+    __slots__ = ("_orphans", "count", "disturbed", "index", "live")
 
-    def __init__(self, places: Places) -> None:
-        self.places = places
+    def __init__(self, index: AddressIndex) -> None:
+        self.index = index
         self.live: dict[int, Lifetime] = {}
         self._orphans: dict[int, list[Unload]] = {}
         #: The number of lifetimes entered, ended ones included.
@@ -41,10 +41,10 @@ class Ledger:
         start = symbol.start
         if symbol.end <= start:
             return None
-        place = self.places.starts.get(start)
-        if place is None or _clearly_later(load, place[-1]):
+        same_start = self.index.starts.get(start)
+        if same_start is None or _clearly_later(load, same_start[-1]):
             lifetime = Lifetime(load)
-            self.places.insert(lifetime)
+            self.index.insert(lifetime)
             self.count += 1
             self.live[start] = lifetime
             if start in self._orphans:
@@ -55,7 +55,7 @@ class Ledger:
             self._narrow(known, load)
             return known
         lifetime = Lifetime(load)
-        self.places.insert(lifetime)
+        self.index.insert(lifetime)
         self.count += 1
         self._pair_anew(lifetime)
         return lifetime
@@ -63,15 +63,15 @@ class Ledger:
     def enter(self, lifetime: Lifetime) -> None:
         """Enter a lifetime as it is, with nothing to pair, as from a history."""
         start = lifetime.symbol.start
-        self.places.insert(lifetime)
+        self.index.insert(lifetime)
         self.count += 1
-        if lifetime.unloaded_latest is None and self.places.starts[start][-1] is lifetime:
+        if lifetime.unloaded_latest is None and self.index.starts[start][-1] is lifetime:
             self.live[start] = lifetime
 
     def unload(self, unload: Unload) -> Lifetime | None:
         """The lifetime this unload ended; None if it matches nothing (yet)."""
-        place = self.places.starts.get(unload.start)
-        lifetime = None if place is None else self._match(place, unload)
+        same_start = self.index.starts.get(unload.start)
+        lifetime = None if same_start is None else self._match(same_start, unload)
         if lifetime is None:
             self._keep_orphan(unload)
             return None
@@ -91,24 +91,24 @@ class Ledger:
             self._disturb(self.unload(displaced))
         return lifetime
 
-    def _match(self, place: list[Lifetime], unload: Unload) -> Lifetime | None:
+    def _match(self, same_start: list[Lifetime], unload: Unload) -> Lifetime | None:
         """Whose unload this is: that of the last symbol surely loaded before it.
 
         Where windows overlap, and of two symbols that followed each other at one start
         either might be meant, the unload is the first one's.
         """
-        last = place[-1]
+        last = same_start[-1]
         if (
             last.unloaded_latest is None
             and last.loaded_latest <= unload.earliest
             and _agree(last, unload)
         ):
             return last
-        at = loaded_by(place, unload.earliest)
-        before = place[at - 1] if at else None
+        at = loaded_by(same_start, unload.earliest)
+        before = same_start[at - 1] if at else None
         if before is not None and before.unloaded_latest is None and _agree(before, unload):
             return before
-        for lifetime in place[at:]:
+        for lifetime in same_start[at:]:
             if lifetime.loaded_earliest > unload.latest:
                 break
             if _agree(lifetime, unload) and (
@@ -123,7 +123,7 @@ class Ledger:
 
     def _same_load(self, load: Load) -> Lifetime | None:
         """The lifetime that an earlier report of this very load began."""
-        for lifetime in reversed(self.places.starts.get(load.symbol.start, ())):
+        for lifetime in reversed(self.index.starts.get(load.symbol.start, ())):
             if _is_same_load(lifetime, load):
                 return lifetime
             if lifetime.loaded_latest < load.earliest:
@@ -132,7 +132,7 @@ class Ledger:
 
     def _narrow(self, lifetime: Lifetime, load: Load) -> None:
         """Take from a second report of a load what it knows better."""
-        self.places.remove(lifetime)
+        self.index.remove(lifetime)
         latest = min(lifetime.loaded_latest, load.latest)
         lifetime.loaded_earliest = min(max(lifetime.loaded_earliest, load.earliest), latest)
         lifetime.loaded_latest = latest
@@ -144,16 +144,16 @@ class Ledger:
             lifetime.pid, lifetime.comm = load.pid, load.comm
         if lifetime.functions is None:
             lifetime.functions = load.functions
-        self.places.insert(lifetime)
+        self.index.insert(lifetime)
         self._pair_anew(lifetime)
 
     def _pair_anew(self, lifetime: Lifetime) -> None:
         """Give a lifetime what unloads arrived before it or went to the one before it."""
         start = lifetime.symbol.start
-        place = self.places.starts[start]
+        same_start = self.index.starts[start]
         waiting = self._orphans.pop(start, [])
-        at = index_of(place, lifetime)
-        earlier = place[at - 1] if at else None
+        at = index_of(same_start, lifetime)
+        earlier = same_start[at - 1] if at else None
         taken = earlier.unload if earlier is not None else None
         if earlier is not None and taken is not None and taken.latest >= lifetime.loaded_earliest:
             earlier.unloaded_earliest = earlier.unloaded_latest = earlier.unload = None
@@ -167,19 +167,19 @@ class Ledger:
     def _redate(self, lifetime: Lifetime) -> None:
         """A symbol was loaded before it was unloaded, also where the load's report is vaguer.
 
-        So is one that a snapshot found, and that had gone, and whose place was taken,
-        by the time the snapshot was complete.
+        That also holds for one that a snapshot found, where it had gone, and another was in
+        its place, by the time the snapshot was complete.
         """
         until = lifetime.unloaded_latest
         latest = lifetime.loaded_by if until is None else min(lifetime.loaded_by, until)
         if latest != lifetime.loaded_latest:
-            self.places.remove(lifetime)
+            self.index.remove(lifetime)
             lifetime.loaded_latest = latest
-            self.places.insert(lifetime)
+            self.index.insert(lifetime)
             self._note_live(lifetime.symbol.start)
 
     def _note_live(self, start: int) -> None:
-        last = self.places.starts[start][-1]
+        last = self.index.starts[start][-1]
         if last.unloaded_latest is None:
             self.live[start] = last
         else:

@@ -31,7 +31,7 @@ from ksym_plugin.timeline.symbols import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Final, Protocol
+    from typing import Protocol
 
     from ksym_plugin.timeline.symbols import Lifetime
     from ksym_plugin.timeline.timeline import Answer
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
 
 
 #: The lowest of perf's context markers (PERF_CONTEXT_MAX in linux/perf_event.h).
-FIRST_MARKER: Final = 0xFFFF_FFFF_FFFF_F001
-_LAST: Final = (1 << 64) - 1
+FIRST_MARKER = 0xFFFF_FFFF_FFFF_F001
+_LAST = (1 << 64) - 1
 #: On every 64-bit machine with a split address space the kernel has the upper half.
-_KERNEL_HALF: Final = 1 << 63
+_KERNEL_HALF = 1 << 63
 #: What the past says of an address that no BPF symbol ever had.
-_NEVER_HELD: Final = (UNKNOWN_ADDRESS, AMONG_BPF)
+_NEVER_HELD = (UNKNOWN_ADDRESS, AMONG_BPF)
 #: What it says of one that something had at another time.
-_ABSENT: Final = (NOT_LOADED, VACANT)
+_ABSENT = (NOT_LOADED, VACANT)
 
 
 class Resolver:
@@ -82,7 +82,7 @@ class Resolver:
         """A frame or a reason for each address, in order: a whole callchain per call."""
         past = self._past
         if past is not None and past.extent != self._extent:
-            # BPF came to ground it never held: what was decided without it may change.
+            # Symbols came where none was: what was decided without them may change.
             self._extent = past.extent
             self._fixed.clear()
         fixed = self._fixed

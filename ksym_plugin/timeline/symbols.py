@@ -302,7 +302,7 @@ class Reason:
 
 
 UNKNOWN_ADDRESS = Reason("no symbol is known at this address")
-#: Classic BPF is JITed into the same ground as programs and the kernel tells nobody.
+#: Classic BPF is JITed into the same areas as programs and the kernel tells nobody.
 AMONG_BPF = Reason(
     "code without a name among BPF programs, as classic BPF filters (seccomp, sockets) are"
 )

@@ -1,27 +1,27 @@
 """Who sat at a kernel address, and from when to when.
 
-The timeline keeps what was reported and nothing derived from it: lifetimes, each with
-its load and unload. Who sat at an address at a given time is worked out when asked, by
-one rule: **the last symbol loaded over an address has it**, until another is loaded
-over it. So a symbol whose unload was lost ends where the next one begins, an address
-after the unload answers for 2 s with the symbol that may be running there (GRACE), two
-symbols never share an address, and changes may be applied in any order. Nothing runs in
-a module that has gone: it has no such grace.
+The timeline keeps lifetimes, each with its load and unload as they were reported, and
+nothing derived from them. Who sat at an address at a time is worked out when asked, by one
+rule: **the last symbol loaded over an address has it**, until another is loaded over it.
+Four things follow. A symbol whose unload was lost ends where the next one begins. Two
+symbols never share an address. Changes may be applied in any order. For 2 s after its
+unload a symbol still has its addresses (GRACE), as it may still be running. A module has no
+such grace: nothing runs in one that has gone.
 
 A symbol whose end is only an upper bound (``open_ended``) has an address by that rule
 only if it can reach it: its true end lies before the start of everything that was
 there at the same time.
 
-Cost: applying a change is a few list appends (``ledger``), a look-up one binary search
-for each track of a 64-byte cell (``places``). Neither grows with the history.
+Applying a change costs a few list appends (``pairing``). A look-up costs one binary search
+for each bucket of a 64-byte chunk (``index``). Neither grows with the history.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 
-from ksym_plugin.timeline.index import CELL_SHIFT, PAGE_SHIFT, Places, loaded_by
-from ksym_plugin.timeline.pairing import Ledger
+from ksym_plugin.timeline.index import CHUNK_SHIFT, PAGE_SHIFT, AddressIndex, loaded_by
+from ksym_plugin.timeline.pairing import Pairing
 from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
     AMONG_BPF,
@@ -43,9 +43,9 @@ from ksym_plugin.timeline.symbols import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Final, Union
+    from typing import Union
 
-    from ksym_plugin.timeline.index import Track
+    from ksym_plugin.timeline.index import Bucket
     from ksym_plugin.timeline.symbols import Lifetime
 
     #: A lifetime and how certain it is, or None and why there is none.
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 #: How long after its unload a program is still taken to run: 1.37 s is the longest that
 #: was measured. Later its place may be anybody's: classic BPF is JITed unannounced.
-_GRACE_SPAN: Final = 2_000_000_000
+_GRACE_SPAN = 2_000_000_000
 
 
 def grace(lifetime: Lifetime) -> int:
@@ -62,7 +62,7 @@ def grace(lifetime: Lifetime) -> int:
 
 
 def loaded_after(one: Lifetime, other: Lifetime) -> bool:
-    """Whether ``one`` took the place; of one load's symbols the nearer start wins."""
+    """Whether ``one`` took the other's place; of one load's symbols the nearer start wins."""
     if one.loaded_latest != other.loaded_latest:
         return one.loaded_latest > other.loaded_latest
     if one.prog_id != other.prog_id and one.prog_id is not None and other.prog_id is not None:
@@ -105,8 +105,8 @@ def coexisted(one: Lifetime, image: Lifetime) -> bool:
     return since is None or since > image.loaded_latest
 
 
-#: Of what may have been loaded already, so many are looked at in a track.
-_MOST_RIVALS: Final = 16
+#: Of what may have been loaded already, so many are looked at in a bucket.
+_MOST_RIVALS = 16
 
 
 class Timeline:
@@ -119,29 +119,30 @@ class Timeline:
     has_modules = False
 
     def __init__(self) -> None:
-        self._ground = 0
+        self._extent_before = 0
         self._begin()
         self._gap_starts: list[int] = []
         self._gap_ends: list[int] = []
 
     def _begin(self) -> None:
-        self._places = Places()
-        self._ledger = Ledger(self._places)
+        self._index = AddressIndex()
+        self._pairing = Pairing(self._index)
         # Look-ups are the hot path: one attribute less to walk.
-        self._cells = self._places.cells
-        self._wide = self._places.wide
-        self._starts = self._places.starts
-        self._open_pages = self._places.open_pages
+        self._by_chunk = self._index.by_chunk
+        self._by_page = self._index.by_page
+        self._starts = self._index.starts
+        self._open_pages = self._index.open_pages
 
     @property
     def count(self) -> int:
         """The number of lifetimes held, ended ones included."""
-        return self._ledger.count
+        return self._pairing.count
 
     @property
     def extent(self) -> int:
-        """Grows when new ground is held: an address that was unknown must be asked again."""
-        return self._ground + len(self._cells) + len(self._wide) + len(self._open_pages)
+        """Grows when symbols come where none was: what was unknown must be asked again."""
+        now = len(self._by_chunk) + len(self._by_page) + len(self._open_pages)
+        return self._extent_before + now
 
     def apply(self, change: Load | Unload | Loss) -> Lifetime | None:
         """Take in one change; the lifetime it began, ended or narrowed, if any.
@@ -150,20 +151,20 @@ class Timeline:
         A symbol of no length (a program that was not JITed) covers nothing.
         """
         if isinstance(change, Load):
-            return self._ledger.load(change)
+            return self._pairing.load(change)
         if isinstance(change, Unload):
-            return self._ledger.unload(change)
+            return self._pairing.unload(change)
         self._lose(change.since, change.until)
         return None
 
     def take_disturbed(self) -> list[Lifetime]:
-        """Lifetimes that late reports changed besides those ``apply`` returned; once each call."""
-        disturbed, self._ledger.disturbed = self._ledger.disturbed, []
+        """What late reports changed besides what ``apply`` returned, since the last call."""
+        disturbed, self._pairing.disturbed = self._pairing.disturbed, []
         return disturbed
 
     def enter(self, lifetime: Lifetime) -> None:
         """Take in a whole lifetime, as a history has it."""
-        self._ledger.enter(lifetime)
+        self._pairing.enter(lifetime)
 
     def at(self, address: int, time: int) -> Answer:
         """Who had ``address`` at ``time`` (CLOCK_MONOTONIC ns), and how certain that is.
@@ -173,16 +174,16 @@ class Timeline:
         """
         best: Lifetime | None = None
         loaded = -1
-        tracks: Sequence[Track] = self._cells.get(address >> CELL_SHIFT, ())
-        if self._wide:
-            tracks = self._places.tracks_at(address)
-        for track in tracks:
-            if track.blur:
+        buckets: Sequence[Bucket] = self._by_chunk.get(address >> CHUNK_SHIFT, ())
+        if self._by_page:
+            buckets = self._index.buckets_at(address)
+        for bucket in buckets:
+            if bucket.widest_window:
                 return self._weigh(address, time)
-            times = track.times
+            times = bucket.times
             at = bisect_right(times, time)
             if at and times[at - 1] >= loaded:
-                lifetime = track.lifetimes[at - 1]
+                lifetime = bucket.lifetimes[at - 1]
                 symbol = lifetime.symbol
                 if symbol.start <= address < symbol.end:
                     if times[at - 1] == loaded:
@@ -191,7 +192,7 @@ class Timeline:
         if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
             return self._weigh(address, time)
         if best is None:
-            return self._miss(address, bool(tracks), time)
+            return self._miss(address, bool(buckets), time)
         until = best.unloaded_earliest
         if until is None or time > until:
             has_left = self._has_left(best, address, time)
@@ -204,14 +205,14 @@ class Timeline:
 
     def open(self) -> list[Lifetime]:
         """All whose end was not reported, also where another was loaded over them since."""
-        return list(self._ledger.live.values())
+        return list(self._pairing.live.values())
 
     def live(self) -> list[Lifetime]:
         """The lifetimes that have not ended, by start."""
         standing: list[Lifetime] = []
         above: list[Lifetime] = []
-        for start in sorted(self._ledger.live):
-            lifetime = self._ledger.live[start]
+        for start in sorted(self._pairing.live):
+            lifetime = self._pairing.live[start]
             above = [other for other in above if other.symbol.end > start]
             # What was loaded later over this one's start has ended it, reported or not.
             if any(loaded_after(other, lifetime) for other in above):
@@ -223,7 +224,7 @@ class Timeline:
 
     def lifetimes(self) -> list[Lifetime]:
         """All lifetimes held, by start and load."""
-        starts = self._places.starts
+        starts = self._index.starts
         return [lifetime for start in sorted(starts) for lifetime in starts[start]]
 
     def expire(self, before: int) -> None:
@@ -233,10 +234,10 @@ class Timeline:
             for lifetime in self.lifetimes()
             if lifetime.unloaded_latest is None or lifetime.unloaded_latest >= before
         ]
-        self._ground = self.extent
+        self._extent_before = self.extent
         self._begin()
         for lifetime in kept:
-            self._ledger.enter(lifetime)
+            self._pairing.enter(lifetime)
 
     def lost_between(self, since: int, until: int) -> bool:
         """Whether changes may have been lost at any time from ``since`` to ``until``."""
@@ -257,13 +258,13 @@ class Timeline:
         """``at`` where windows, ties or symbols without a known end have to be weighed."""
         best: Lifetime | None = None
         rivals: list[Lifetime] = []
-        tracks = self._places.tracks_at(address)
-        for track in tracks:
-            times = track.times
+        buckets = self._index.buckets_at(address)
+        for bucket in buckets:
+            times = bucket.times
             at = bisect_right(times, time)
-            if at < len(times) and times[at] - track.blur <= time:
-                rivals += _possible(track.lifetimes[at : at + _MOST_RIVALS], address, time)
-            for lifetime in _last_covering(track, at, address):
+            if at < len(times) and times[at] - bucket.widest_window <= time:
+                rivals += _possible(bucket.lifetimes[at : at + _MOST_RIVALS], address, time)
+            for lifetime in _last_covering(bucket, at, address):
                 if best is None or not are_tied(lifetime, best):
                     best = lifetime if best is None or loaded_after(lifetime, best) else best
                 else:
@@ -274,7 +275,7 @@ class Timeline:
             return self._with_open_ended(address, time, best, rivals)
         if rivals:
             return self._settle(address, best, rivals, time)
-        return self._miss(address, bool(tracks), time) if best is None else self._judge(best, time)
+        return self._miss(address, bool(buckets), time) if best is None else self._judge(best, time)
 
     def _judge(self, lifetime: Lifetime, time: int) -> Answer:
         """The answer that ``lifetime`` was the last to have the place."""
@@ -292,7 +293,7 @@ class Timeline:
     def _miss(self, address: int, held: bool, time: int) -> Answer:
         if self._gap_ends and self.lost_between(time, time):
             return None, LOST
-        is_among_bpf = self._places.is_among_bpf(address)
+        is_among_bpf = self._index.is_among_bpf(address)
         if held:
             return None, NOT_LOADED if is_among_bpf else VACANT
         return None, AMONG_BPF if is_among_bpf else UNKNOWN_ADDRESS
@@ -326,13 +327,13 @@ class Timeline:
         for start in self._open_pages[address >> PAGE_SHIFT]:
             if start > address:
                 continue
-            place = self._starts[start]
-            at = loaded_by(place, time)
-            if at and self._reaches(place[at - 1], address, time):
-                reaching.append(place[at - 1])
+            same_start = self._starts[start]
+            at = loaded_by(same_start, time)
+            if at and self._reaches(same_start[at - 1], address, time):
+                reaching.append(same_start[at - 1])
             rivals += [
                 rival
-                for rival in _possible(place[at : at + _MOST_RIVALS], address, time)
+                for rival in _possible(same_start[at : at + _MOST_RIVALS], address, time)
                 if rival.open_ended and self._reaches(rival, address, time)
             ]
         reaching = [image for image in reaching if not self._has_left(image, address, time)]
@@ -351,19 +352,21 @@ class Timeline:
         return self._judge(best, time)
 
     def _has_left(self, lifetime: Lifetime, address: int, time: int) -> bool:
-        """Whether by ``time`` something was loaded over its start: then nothing of it is left.
+        """Whether a lifetime no longer owns ``address`` at ``time``.
 
-        Nor is, of what has ended, what something else has had at ``address`` since.
+        A symbol that something was loaded over at its start owns nothing any more. A symbol
+        that has ended does not own bytes that a later symbol has used since.
         """
         start, loaded = lifetime.symbol.start, lifetime.loaded_latest
-        place = self._starts[start]
-        if place[-1] is not lifetime and place[loaded_by(place, time) - 1] is not lifetime:
+        same_start = self._starts[start]
+        is_last = same_start[-1] is lifetime
+        if not is_last and same_start[loaded_by(same_start, time) - 1] is not lifetime:
             return True
-        for track in self._places.tracks_at(start):
-            if track.times[-1] < loaded or track.lifetimes[-1] is lifetime:
+        for bucket in self._index.buckets_at(start):
+            if bucket.times[-1] < loaded or bucket.lifetimes[-1] is lifetime:
                 continue
-            at = bisect_right(track.times, time)
-            if at and is_over(track.lifetimes[at - 1], lifetime):
+            at = bisect_right(bucket.times, time)
+            if at and is_over(bucket.lifetimes[at - 1], lifetime):
                 return True
         ended = lifetime.unloaded_latest
         if ended is None or time <= ended:
@@ -371,15 +374,15 @@ class Timeline:
         return self._was_taken(start, lifetime, time) or self._was_taken(address, lifetime, time)
 
     def _was_taken(self, byte: int, lifetime: Lifetime, time: int) -> bool:
-        """Whether what came later had a byte of a symbol that has ended, and has gone since.
+        """Whether a later symbol has used a byte of one that has ended.
 
-        Among very many that is taken for granted: the symbol is only in question because it
-        may still run.
+        Where very many followed, it is taken for granted: a symbol that has ended is only an
+        answer because it may still run.
         """
-        for track in self._places.tracks_at(byte):
-            last = bisect_right(track.times, time)
+        for bucket in self._index.buckets_at(byte):
+            last = bisect_right(bucket.times, time)
             first = max(last - _MOST_RIVALS, 0)
-            for other in reversed(track.lifetimes[first:last]):
+            for other in reversed(bucket.lifetimes[first:last]):
                 if other.loaded_latest < lifetime.loaded_latest:
                     break
                 symbol = other.symbol
@@ -394,20 +397,20 @@ class Timeline:
         """Whether an open-ended symbol can extend to ``address``."""
         if not image.open_ended or image.symbol.end <= address:
             return False
-        for place in self._places.starting_between(image.symbol.start + 1, address):
-            at = loaded_by(place, time)
-            if at and coexisted(place[at - 1], image):
+        for same_start in self._index.starting_between(image.symbol.start + 1, address):
+            at = loaded_by(same_start, time)
+            if at and coexisted(same_start[at - 1], image):
                 return False
         return True
 
 
-def _last_covering(track: Track, at: int, address: int) -> list[Lifetime]:
-    """Of a track's first ``at`` lifetimes the last, or all of that time, over ``address``."""
+def _last_covering(bucket: Bucket, at: int, address: int) -> list[Lifetime]:
+    """Of a bucket's first ``at`` lifetimes the last, or all of that time, over ``address``."""
     last: list[Lifetime] = []
-    times = track.times
+    times = bucket.times
     while at and (not last or times[at - 1] == last[0].loaded_latest):
         at -= 1
-        last.append(track.lifetimes[at])
+        last.append(bucket.lifetimes[at])
     return [one for one in last if one.symbol.start <= address < one.symbol.end]
 
 

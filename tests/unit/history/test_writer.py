@@ -187,12 +187,12 @@ def test_wait_covered_returns_with_the_commit_that_covers(
     with History(path) as history:
         past = only_past(history)
         assert past.at(BASE + 0x1000, 20) == (None, OUTSIDE_HISTORY)
-        ground = past.extent
+        extent = past.extent
         writer.note(new_lifetime(1))
         monkeypatch.setattr(time, "sleep", lambda _: writer.commit(30))
         past.wait_covered(20)
         assert told(past.at(BASE + 0x1000, 20)) == f"{A} exact"
-        assert past.extent > ground
+        assert past.extent > extent
     writer.close(40)
 
 

@@ -102,7 +102,7 @@ def test_unloads_without_loads_are_kept_within_bounds() -> None:
     for number in range(10_000):
         timeline.apply(unload(BASE + 64 * number, number))
         timeline.apply(unload(BASE, number))
-    kept = timeline._ledger._orphans
+    kept = timeline._pairing._orphans
     assert len(kept) <= 4096
     assert max(map(len, kept.values())) <= 64
 
