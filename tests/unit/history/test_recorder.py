@@ -197,12 +197,6 @@ def test_start_enumerates_then_reads_what_changed_meanwhile(stage: Stage) -> Non
     assert {one.symbol.start for one in past.live(past.sessions[0].covered)} == set(stage.truth())
 
 
-def test_start_without_a_snapshot_raises(stage: Stage) -> None:
-    stage.kernel.broken = True
-    with pytest.raises(SourceError):
-        stage.recorder.start()
-
-
 def test_loss_is_made_good_by_a_resync_and_the_time_between_is_a_gap(stage: Stage) -> None:
     kernel, recorder = stage.kernel, stage.recorder
     kernel.add(1)
@@ -231,24 +225,6 @@ def test_loss_is_made_good_by_a_resync_and_the_time_between_is_a_gap(stage: Stag
     assert told(past.at(BASE + 0x1000, after)) == f"bpf_prog_{4:016x}_p {EXACT}"
     assert told(past.at(BASE + 0x800, after)) == f"bpf_prog_{3:016x}_p {EXACT}"
     assert told(past.at(BASE + 0x800, since - 1)) == f"bpf_prog_{2:016x}_p {EXACT}"
-
-
-@pytest.mark.parametrize("listed", [True, False])
-def test_the_last_image_to_go_is_gone_where_images_are_listed(stage: Stage, listed: bool) -> None:
-    """And where BPF may be hidden from kallsyms, that it is not there says nothing."""
-    kernel, recorder = stage.kernel, stage.recorder
-    recorder.start()
-    kernel.add(1)
-    start = BASE + 0x10000
-    kernel.waiting.append(load(start, 4096, "bpf_trampoline_6442", stage.time.now, None, True))
-    recorder.step()
-    stage.time.now += SECOND
-    kernel.lists_images = listed
-    kernel.lose(stage.time.monotonic_ns())
-    recorder.step()
-    assert recorder.tracker.resyncs == 2
-    assert (start in stage.live()) == (not listed)
-    assert BASE + 0x400 in stage.live()
 
 
 def test_gap_stays_open_while_a_resync_fails(stage: Stage) -> None:

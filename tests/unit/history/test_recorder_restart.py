@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ksym_plugin.timeline.symbols import EXACT
 from tests.unit.helpers import BASE, told
@@ -48,66 +44,6 @@ def test_next_session_goes_on_with_what_lived(stage: Stage) -> None:
     assert first.covered <= (gone.unloaded_earliest or 0)
     assert (gone.unloaded_latest or 0) <= second.covered
     assert told(past.at(BASE + 0x800, first.covered)) == f"bpf_prog_{2:016x}_p {EXACT}"
-
-
-STEP = st.tuples(
-    st.sampled_from(["add", "add", "remove", "mute", "lose", "step", "step", "break", "wait"]),
-    st.integers(0, 4),
-)
-
-
-@given(st.lists(STEP, max_size=40), st.lists(STEP, max_size=3))
-@settings(max_examples=60, deadline=None)
-def test_after_its_last_resync_the_table_is_the_kernels(steps: list, meanwhile: list) -> None:
-    with TemporaryDirectory() as folder:
-        stage = Stage(Path(folder))
-        kernel = stage.kernel
-        kernel.meanwhile = lambda: [change(stage, *each) for each in meanwhile if each[0] != "step"]
-        stage.recorder.start()
-        for each in steps:
-            change(stage, *each)
-        kernel.meanwhile = lambda: None
-        kernel.broken = False
-        unmute(stage)
-        stage.time.now += 60 * SECOND
-        stage.recorder.step()
-        assert stage.live() == stage.truth()
-        now = stage.time.monotonic_ns()
-        stage.recorder.finish()
-        past = stage.past()
-        for slot, (name, _, _) in kernel.held.items():
-            assert told(past.at(BASE + 0x400 * slot, now)) == f"{name} {EXACT}"
-        for slot in set(range(5)) - set(kernel.held):
-            lifetime, said = past.at(BASE + 0x400 * slot, now)
-            assert lifetime is None or said != EXACT
-        stage.history.close()
-        kernel.close()
-
-
-def change(stage: Stage, what: str, slot: int) -> None:
-    kernel = stage.kernel
-    if what == "add":
-        kernel.add(slot)
-    elif what == "remove":
-        kernel.remove(slot)
-    elif what == "mute":
-        kernel.muted = True
-        stage.muted_since = stage.time.monotonic_ns()  # type: ignore[attr-defined]
-    elif what == "lose":
-        unmute(stage)
-    elif what == "step":
-        stage.recorder.step()
-    elif what == "break":
-        kernel.broken = not kernel.broken
-    else:
-        stage.time.now += SECOND
-
-
-def unmute(stage: Stage) -> None:
-    """The source finds out that it lost something."""
-    if stage.kernel.muted:
-        stage.kernel.muted = False
-        stage.kernel.lose(stage.muted_since)  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -165,6 +165,7 @@ def test_outside_gaps_the_answers_are_what_the_kernel_held(steps: list, meanwhil
     stage.step()
     assert stage.live() == stage.truth()
     assert tracker.lost is None
+    check_windows(stage)
     gaps = [(loss.since, loss.until) for update in stage.updates for loss in update.losses]
     for since, until in kernel.lost:
         assert any(low <= since and until <= high for low, high in gaps)
@@ -173,6 +174,16 @@ def test_outside_gaps_the_answers_are_what_the_kernel_held(steps: list, meanwhil
         for at in (edge or 0) - 1, (edge or 0) + 1:
             if at > began:
                 check(stage, at, any(since <= at <= until for since, until in gaps))
+
+
+def check_windows(stage: Stage) -> None:
+    """What happened unseen lies within the window in which it is said to have happened."""
+    truth = {held.prog_id: held for slot in stage.kernel.slots for held in slot}
+    for one in stage.tracker.timeline.lifetimes():
+        held = truth[one.prog_id or 0]
+        assert one.loaded_earliest <= held.since <= one.loaded_latest
+        if one.unloaded_latest is not None:
+            assert (one.unloaded_earliest or 0) <= (held.until or 0) <= one.unloaded_latest
 
 
 def check(stage: Stage, at: int, is_gap: bool) -> None:
