@@ -7,6 +7,8 @@ import os
 import resource
 import subprocess
 import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import click
 
@@ -33,55 +35,17 @@ from ksym_plugin.sources.modules import Modules
 from ksym_plugin.timeline.errors import KsymError, SourceError
 from ksym_plugin.timeline.symbols import BPF_PROG, MODULE
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Final
 
-    from ksym_plugin.history.recorder import Recorder
     from ksym_plugin.sources import Attempt
     from ksym_plugin.timeline.source import Source
-
-
-def lines(source: Source, recorder: Recorder, output: str) -> list[str]:
-    """A sentence each on the source, on its probe where it has one, and on ourselves."""
-    counts = source.stats()
-    applied = plural(recorder.tracker.changes, "change")
-    losses, resyncs = (
-        plural(recorder.tracker.losses, "loss"),
-        plural(max(0, recorder.tracker.resyncs - 1), "resync"),
-    )
-    told = [f"{source.name}: {applied} applied, {losses}, {resyncs}"]
-    if "records" in counts:
-        told[0] += f"; {plural(counts['records'], 'record')} came, {counts['lost']:,} were lost"
-        told[0] += f", the ring holds {counts['ring_bytes'] >> 10:,} KB"
-    if "add_runs" in counts:
-        told.append(
-            "the probe ran "
-            + " and ".join(
-                f"{counts[f'{kind}_runs']:,} times on {what}s"
-                f" ({_each(counts[f'{kind}_ns'], counts[f'{kind}_runs'])})"
-                for kind, what in (("add", "load"), ("del", "unload"))
-            )
-        )
-    told.append(_ourselves(output))
-    return told
-
-
-def _each(nanoseconds: int, runs: int) -> str:
-    return f"{nanoseconds / runs / 1000:.2f} µs each" if runs else "not measured"
-
-
-def _ourselves(output: str) -> str:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = used.ru_utime + used.ru_stime
-    kept = os.path.getsize(output)
-    return f"{cpu:.2f} s of CPU, {used.ru_maxrss / 1024:.0f} MB of memory, {kept} bytes kept"
+    from ksym_plugin.timeline.tracker import Tracker
 
 
 #: How often what is too old or too much is dropped.
-_RETENTION_SPAN: Final = 300 * SECOND
-_FAILED: Final = 1
+_RETENTION_SPAN = 300 * SECOND
+_FAILED = 1
 
 
 @click.command(
@@ -152,22 +116,25 @@ def command(
     ctx.exit(status)
 
 
+@dataclass
 class Retention:
-    """What is dropped from a history that is being written, and when next."""
+    """What is dropped from a history that is being written, and when next (``due``)."""
 
-    def __init__(self, max_age: int | None, max_size: int | None) -> None:
-        self._max_age = max_age
-        self._max_size = max_size
-        self.due: int | None = None if max_age is None and max_size is None else 0
+    max_age: int | None
+    max_size: int | None
+    due: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.due = None if self.max_age is None and self.max_size is None else 0
 
     def apply(self, writer: HistoryWriter) -> None:
         if self.due is None:
             return
         now = time.monotonic_ns()
-        if self._max_age is not None and now > self._max_age:
-            writer.forget(now - self._max_age)
-        if self._max_size is not None:
-            writer.shrink(self._max_size)
+        if self.max_age is not None and now > self.max_age:
+            writer.forget(now - self.max_age)
+        if self.max_size is not None:
+            writer.shrink(self.max_size)
         self.due = now + _RETENTION_SPAN
 
 
@@ -188,42 +155,54 @@ def _record(
             _measure(source)
         if source.fileno() >= 0:
             run_promptly()
-        started = time.monotonic_ns()
         clock = PerfClock()
         stack.callback(clock.close)
-        is_new = not os.path.exists(output)
-        writer = HistoryWriter(output, source.name, started, identity.start())
-        try:
-            modules = _modules(stack, writer)
-            recorder = Recorder(source, writer, clock, details, modules)
-            recorder.start()
-        except BaseException:
-            with contextlib.suppress(KsymError):  # The disk may be full.
-                writer.close(started)
-            if is_new:
-                # An empty history would be found before others that are not.
-                with contextlib.suppress(OSError):
-                    os.unlink(output)
-            raise
+        recorder, writer, modules = _start(stack, output, source, clock, details)
         before = recorder.tracker.changes
         _announce(output, source, attempts, clock)
         until = None if seconds is None else time.monotonic_ns() + seconds
         run = Run(recorder, writer, retention, signals, until)
         try:
-            status = run.until_stopped() if not command else run.while_running(command)
+            status = run.while_running(command) if command else run.until_stopped()
         finally:
-            with contextlib.suppress(*run.told):
+            with contextlib.suppress(*run.reported):
                 recorder.finish()
-        if not run.told:
+        if not run.reported:
             say(_summary(recorder, recorder.tracker.changes - before, output))
         for note in (note for child in (details, modules) if child for note in child.notes):
             say(note)
         if stats:
-            for line in lines(source, recorder, output):
+            for line in lines(source, recorder.tracker, output):
                 say(line)
             if details is not None:
                 say(details.summary())
         return status
+
+
+def _start(
+    stack: contextlib.ExitStack,
+    output: str,
+    source: Source,
+    clock: PerfClock,
+    details: DetailsProcess | None,
+) -> tuple[Recorder, HistoryWriter, Modules | None]:
+    """A recorder whose history covers the time; if it cannot start, no history is left."""
+    started = time.monotonic_ns()
+    is_new = not os.path.exists(output)
+    writer = HistoryWriter(output, source.name, started, identity.start())
+    try:
+        modules = _modules(stack, writer)
+        recorder = Recorder(source, writer, clock, details, modules)
+        recorder.start()
+    except BaseException:
+        with contextlib.suppress(KsymError):  # The disk may be full.
+            writer.close(started)
+        if is_new:
+            # An empty history would be found before others that are not.
+            with contextlib.suppress(OSError):
+                os.unlink(output)
+        raise
+    return recorder, writer, modules
 
 
 def _details(stack: contextlib.ExitStack) -> DetailsProcess | None:
@@ -268,24 +247,17 @@ def _announce(output: str, source: Source, attempts: list[Attempt], clock: PerfC
         say(f"{clock.problem}; record samples with: perf record -k CLOCK_MONOTONIC")
 
 
+@dataclass
 class Run:
-    """One recording at work, alone or beside a command."""
+    """One recording at work, alone or beside a command, until ``until`` at the latest."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        writer: HistoryWriter,
-        retention: Retention,
-        signals: Signals,
-        until: int | None,
-    ) -> None:
-        self._recorder = recorder
-        self._writer = writer
-        self._retention = retention
-        self._signals = signals
-        self._until = until
-        #: Errors that the user knows of already.
-        self.told: tuple[type[KsymError], ...] = ()
+    recorder: Recorder
+    writer: HistoryWriter
+    retention: Retention
+    signals: Signals
+    until: int | None
+    #: Errors that the user knows of already.
+    reported: tuple[type[KsymError], ...] = ()
 
     def until_stopped(self) -> int:
         while not self._is_over():
@@ -295,7 +267,7 @@ class Run:
 
     def while_running(self, command: Sequence[str]) -> int:
         """Start the command, record until it has ended; its status as a shell has it."""
-        stops = self._signals.take() & STOPS
+        stops = self.signals.take() & STOPS
         if stops:
             # Somebody gave up during the start, and the command never heard of it.
             return BY_SIGNAL + min(stops)
@@ -309,7 +281,7 @@ class Run:
         except KsymError as error:
             # The command is somebody's work, and has done nothing wrong.
             say(f"{error}; recording has stopped, {command[0]} goes on")
-            self.told = (KsymError,)
+            self.reported = (KsymError,)
             self._wait(child)
             return _FAILED
         return shell_status(child.returncode)
@@ -318,38 +290,70 @@ class Run:
         while child.poll() is None:
             if self._is_over():
                 child.terminate()
-                self._until = None
+                self.until = None
             pass_on(self._step(), child)
 
     def _wait(self, child: subprocess.Popen[bytes]) -> None:
         while child.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(0.1)
-            pass_on(self._signals.take(), child)
+            pass_on(self.signals.take(), child)
 
     def _step(self) -> set[int]:
         """Record until something is due; the signals that arrived."""
-        due = self._retention.due
+        due = self.retention.due
         if due is not None and time.monotonic_ns() >= due:
-            self._retention.apply(self._writer)
-            due = self._retention.due
-        ends = [end for end in (self._until, due) if end is not None]
-        self._recorder.run(min(ends, default=None), self._signals.fd)
-        return self._signals.take()
+            self.retention.apply(self.writer)
+            due = self.retention.due
+        ends = [end for end in (self.until, due) if end is not None]
+        self.recorder.run(min(ends, default=None), self.signals.fd)
+        return self.signals.take()
 
     def _is_over(self) -> bool:
-        return self._until is not None and time.monotonic_ns() >= self._until
+        return self.until is not None and time.monotonic_ns() >= self.until
 
 
 def _summary(recorder: Recorder, changes: int, output: str) -> str:
-    live = recorder.timeline.live()
+    tracker = recorder.tracker
+    live = tracker.timeline.live()
     programs = {life.prog_id or life.symbol.start for life in live if life.symbol.kind == BPF_PROG}
-    counts = ", ".join(
-        (
-            plural(changes, "change"),
-            plural(recorder.tracker.losses, "loss"),
-            # The first one is the start itself.
-            plural(recorder.tracker.resyncs - 1, "resync"),
-        )
+    counts = (plural(changes, "change"), plural(tracker.losses, "loss"), _resyncs(tracker))
+    standing = f"{plural(len(programs), 'program')} live at the end"
+    return f"{', '.join(counts)}; {standing}; kept in {output}"
+
+
+def lines(source: Source, tracker: Tracker, output: str) -> list[str]:
+    """A sentence each on the source, on its probe where it has one, and on ourselves."""
+    counts = source.stats()
+    about = f"{source.name}: {plural(tracker.changes, 'change')} applied"
+    about += f", {plural(tracker.losses, 'loss')}, {_resyncs(tracker)}"
+    if "records" in counts:
+        about += f"; {plural(counts['records'], 'record')} came, {counts['lost']:,} were lost"
+        about += f", the ring holds {counts['ring_bytes'] >> 10:,} KB"
+    probe = [_probe(counts)] if "add_runs" in counts else []
+    return [about, *probe, _ourselves(output)]
+
+
+def _resyncs(tracker: Tracker) -> str:
+    # The first one is the start itself.
+    return plural(max(0, tracker.resyncs - 1), "resync")
+
+
+def _probe(counts: dict[str, int]) -> str:
+    runs = (
+        f"{counts[f'{kind}_runs']:,} times on {change}s"
+        f" ({_each(counts[f'{kind}_ns'], counts[f'{kind}_runs'])})"
+        for kind, change in (("add", "load"), ("del", "unload"))
     )
-    return f"{counts}; {plural(len(programs), 'program')} live at the end; kept in {output}"
+    return f"the probe ran {' and '.join(runs)}"
+
+
+def _each(nanoseconds: int, runs: int) -> str:
+    return f"{nanoseconds / runs / 1000:.2f} µs each" if runs else "not measured"
+
+
+def _ourselves(output: str) -> str:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = used.ru_utime + used.ru_stime
+    kept = os.path.getsize(output)
+    return f"{cpu:.2f} s of CPU, {used.ru_maxrss / 1024:.0f} MB of memory, {kept} bytes kept"
