@@ -129,15 +129,20 @@ class _Guarded:
 
 
 class Allowance:
-    """What CPU time the calling thread may still use."""
+    """What CPU time a thread may still use; ``now`` and ``used`` are its clocks, in ns."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        now: Callable[[], int] = time.monotonic_ns,
+        used: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
+        self._read_now, self._read_used = now, used
         self._left = 0.0
-        self._at, self._used = time.monotonic_ns(), time.thread_time_ns()
+        self._at, self._used = now(), used()
 
     def rest(self) -> float:
         """How long to wait now, in seconds, so as not to use more."""
-        at, used = time.monotonic_ns(), time.thread_time_ns()
+        at, used = self._read_now(), self._read_used()
         left = min(self._left + (at - self._at) / _REST, _MOST_SAVED) - (used - self._used)
         self._at, self._used = at, used
         # What the longest rest does not make good is forgiven: a burst has an end.

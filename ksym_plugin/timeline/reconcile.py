@@ -1,6 +1,9 @@
-"""Names and ids of programs put right by what bpf(2) and BTF say of them.
+"""What was followed, put right by what the kernel says when it is asked.
 
-Linux 0108a4e9f358 to 0be9ae5486cd announced main programs that have subprograms without
+A snapshot says what is there now: ``differences`` turns what is held live into that.
+
+bpf(2) and BTF say what a program is called: ``heal`` gives its lifetimes their ids and
+names. Linux 0108a4e9f358 to 0be9ae5486cd announced main programs that have subprograms without
 a name, and some kernels before that gave subprograms the main one's. A function is the
 one that was loaded at its start after the loading of its program began.
 """
