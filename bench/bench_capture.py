@@ -65,8 +65,8 @@ def measure(life: int, count: int) -> tuple[float, float, float]:
         with History(history) as known:
             past = known.past(known.boots()[-1])
             lifetimes = [one for one in past.lifetimes() if one.prog_id in lives]
-            told = {one.prog_id: past.programs.of(one) for one in lifetimes}
-    read = sum(program is not None and not program.problem for program in told.values())
+            details = {one.prog_id: past.programs.of(one) for one in lifetimes}
+    read = sum(program is not None and not program.problem for program in details.values())
     loads = sorted(one.loaded_earliest for one in lifetimes)
     rate = (len(loads) - 1) / max(loads[-1] - loads[0], 1) * 1e9
     return 100 * read / count, statistics.median(lives.values()) / 1e6, rate

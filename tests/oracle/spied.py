@@ -49,9 +49,9 @@ class Truth:
 
     def __init__(self, path: Path) -> None:
         with open(path, encoding="utf-8") as file:
-            told: dict[str, list[Any]] = json.load(file)
+            document: dict[str, list[Any]] = json.load(file)
         self._phases = {
-            int(tid): sorted(log, key=lambda entry: entry[1]) for tid, log in told.items()
+            int(tid): sorted(log, key=lambda entry: entry[1]) for tid, log in document.items()
         }
 
     def at(self, tid: int, time: int) -> str | None:
