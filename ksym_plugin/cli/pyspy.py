@@ -22,11 +22,12 @@ from ksym_plugin.stacks import speedscope as speedscope_file
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from ksym_plugin.python.pyspy import Log
     from ksym_plugin.python.pyspy_graft import Grafted
+    from ksym_plugin.python.pyspy_match import Dating
     from ksym_plugin.python.pyspy_perf import Hit, Reader
 
 DEFAULT_OUTPUT = "pyspy.speedscope.json"
@@ -269,46 +270,17 @@ def graft(
 def graft_files(files: Files, force: bool) -> Grafted:
     """Both sides together, with all that is to be known of how well they fit said."""
     log = _log(files.log)
-    if log.settings.get("gil_only") == "true":
-        raise KsymError(
-            "py-spy was told --gil: it never sees a thread inside a system call",
-            "record without --gil",
-        )
     with open(files.pyspy, "rb") as file:
-        document = pyspy.load(file.read())
+        profile = pyspy.parse(pyspy.load(file.read()))
     reader, hits = _perf_samples(files)
-    threads = pyspy_graft.by_thread(hits)
     shift = _shift(files, reader)
-    grafted = _graft(files, document, log, shift, threads, force)
-    if not any(hit.kernel for hit in hits):
-        say("no sample of perf has kernel frames: see what this user may see with: ksym doctor")
-    if reader.passed_over:
-        say(f"{reader.passed_over:,} samples of other events left out")
-    return grafted
-
-
-def _graft(
-    files: Files,
-    document: object,
-    log: Log,
-    shift: int,
-    threads: Mapping[int, Sequence[Hit]],
-    force: bool,
-) -> Grafted:
-    """By the instants at which py-spy stopped the process."""
-    _refuse(log)
-    profile = pyspy.parse(document)
     _note_version(profile.version)
-    info = files.info
+    threads = pyspy_graft.by_thread(hits)
     # With clocks, py-spy was started by us, with --idle.
-    dating = pyspy_match.date(profile, log, shift, info.outer, bool(info.clocks))
+    dating = pyspy_match.date(profile, log, shift, files.info.outer, bool(files.info.clocks))
     verdict = pyspy_graft.check(threads, dating.threads)
     answers = pyspy_graft.matchers(dating, not (verdict.passes or force))
-    natives = log.tids - set(dating.threads) - dating.misfits
-    if dating.misfits - log.tids:
-        # Python threads under ids of a namespace that were not noted: they may be any of these.
-        natives = set()
-    grafted = pyspy_graft.graft(threads, answers, dating.misfits, natives)
+    grafted = pyspy_graft.graft(threads, answers, dating.misfits, _natives(log, dating))
     say(pyspy_graft.run_line(dating, files.info.rate))
     say(grafted.tally.line())
     say(pyspy_graft.verdict_line(verdict, force))
@@ -319,18 +291,32 @@ def _graft(
         )
     if dating.misfits:
         say(f"{plural(len(dating.misfits), 'thread')} unknown: samples and log do not fit")
+    if not any(hit.kernel for hit in hits):
+        say("no sample of perf has kernel frames: see what this user may see with: ksym doctor")
+    if reader.passed_over:
+        say(f"{reader.passed_over:,} samples of other events left out")
     return grafted
 
 
+def _natives(log: Log, dating: Dating) -> set[int]:
+    """The threads without Python, by what the log has and the samples have not."""
+    if dating.misfits - log.tids:
+        # Python threads under ids of a namespace that were not noted: they may be any of these.
+        return set()
+    return log.tids - set(dating.threads) - dating.misfits
+
+
 def _log(path: str | None) -> Log:
-    if path is None:
-        return pyspy.Log()
-    with open(path, "rb") as file:
-        return pyspy.parse_log(file)
-
-
-def _refuse(log: Log) -> None:
-    """KsymError for recordings that nothing right can come of."""
+    """py-spy's log. KsymError if nothing right can come of a recording with it."""
+    log = pyspy.Log()
+    if path is not None:
+        with open(path, "rb") as file:
+            log = pyspy.parse_log(file)
+    if log.settings.get("gil_only") == "true":
+        raise KsymError(
+            "py-spy was told --gil: it never sees a thread inside a system call",
+            "record without --gil",
+        )
     if not log.locks:
         raise KsymError(
             "py-spy's log does not date its samples",
@@ -342,6 +328,7 @@ def _refuse(log: Log) -> None:
             f"py-spy failed at {log.errors} samples, so that the order of the others tells no time",
             "record again at a lower --rate",
         )
+    return log
 
 
 def _note_version(version: str) -> None:
