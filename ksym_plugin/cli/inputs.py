@@ -13,9 +13,9 @@ from ksym_plugin.history import locate
 from ksym_plugin.kernel import debuginfod, identity, snapshot
 from ksym_plugin.kernel.bpf_prog import HIDDEN_REMEDY
 from ksym_plugin.kernel.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME
-from ksym_plugin.kernel.elf import ElfError, ElfFile
+from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
-from ksym_plugin.kernel.vmlinux import Image, open_image, open_lines
+from ksym_plugin.kernel.vmlinux import check_image, open_image, open_lines
 from ksym_plugin.perf import data, session
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.repaint import Renamer
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.kernel.dwarf import ImageLines
-    from ksym_plugin.perf.data import Recorded
+    from ksym_plugin.kernel.vmlinux import Image
 
 _SIZE = 1 << 20
 #: What ``perf script --header`` prints before everything else.
@@ -124,7 +124,7 @@ def open_kernel(
     return image, lines
 
 
-def chosen(path: str | None, with_lines: bool, data_path: str | None) -> str | None:
+def vmlinux_for_data(path: str | None, with_lines: bool, data_path: str | None) -> str | None:
     """The file to name to the handler: ``path``, or what a debuginfod server has.
 
     ElfError where ``path`` cannot be of the kernel that the data tells of. Servers are asked
@@ -132,14 +132,14 @@ def chosen(path: str | None, with_lines: bool, data_path: str | None) -> str | N
     """
     recorded = data.read(data_path or "perf.data")
     if path is not None:
-        _check(path, recorded)
+        check_image(path, recorded.text_start, recorded.build_id)
         return path
     build_id = recorded.build_id
     if not (with_lines and debuginfod.is_wanted() and build_id and recorded.text_start):
         return None
     try:
         found = debuginfod.find(build_id)
-        _check(found, recorded)
+        check_image(found, recorded.text_start, build_id)
     except KsymError as error:
         say(f"only BPF frames get source lines: {error}")
         return None
@@ -151,13 +151,6 @@ def environment() -> dict[str, str]:
     import elftools
 
     return {VARIABLE: os.path.dirname(os.path.abspath(elftools.__file__))}
-
-
-def _check(path: str, recorded: Recorded) -> None:
-    file = ElfFile.kept(path)
-    # Where the data does not tell where the kernel lay, the history or the running one may.
-    start = file.anchor if recorded.text_start is None else recorded.text_start
-    Image(file, start, recorded.build_id)
 
 
 class Text:

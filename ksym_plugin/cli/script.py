@@ -102,7 +102,7 @@ def command(
     --lines prints them below the frames of the text. Without --vmlinux, the kernel's file
     is looked for on the servers in $DEBUGINFOD_URLS.
     """
-    file = inputs.chosen(image, with_lines, data)
+    file = inputs.vmlinux_for_data(image, with_lines, data)
     more = [*(("--lines",) if with_lines else ()), *(("--vmlinux", file) if file else ())]
     call, environment = handled(data, history, form, clock, perf_options, more)
     if file is not None:

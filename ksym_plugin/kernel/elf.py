@@ -1,8 +1,7 @@
 """The kernel image and modules as their ELF files have them: vmlinux, .debug, .ko.
 
-What kallsyms lacks is here: how long a function is, and with DWARF its source lines. The
-files are read through pyelftools, but for the symbol table itself, of which a kernel has
-some 200,000 rows.
+What kallsyms lacks is here: how long a function is. The files are read through pyelftools,
+but for the symbol table itself, of which a kernel has some 200,000 rows.
 """
 
 from __future__ import annotations
@@ -198,11 +197,11 @@ class ElfFile:
         self.path = path
         self.build_id: str | None = None
         self.anchor: int | None = None
-        with opened(path) as elf:
+        with open_elf(path) as elf:
             self._table = self._read(elf, sections)
 
     @classmethod
-    def kept(cls, path: str) -> ElfFile:
+    def cached(cls, path: str) -> ElfFile:
         """The same as ``ElfFile(path)``, sooner from the second time on (see cache)."""
         try:
             identity = cache.identity(path)
@@ -269,7 +268,7 @@ class ElfFile:
         )
         if elf.elfclass != 64:
             rows = ((row[0], row[3], row[4], row[5], row[1], row[2]) for row in rows)
-        anchors = _places_of(b"_text\0", strings)
+        anchors = _offsets_of(b"_text\0", strings)
         found = []
         for name, info, _, section, value, size in rows:
             if name in anchors and section:
@@ -302,11 +301,11 @@ def module_sections(name: str, root: str = "/sys/module") -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[ELFFile]:
+def open_elf(path: str) -> Iterator[ELFFile]:
     """The file, closed at the end; what is wrong with it becomes an ElfError."""
     from elftools.elf.elffile import ELFFile
 
-    with refused_if_damaged(path), open(path, "rb") as file:
+    with _damage_refused(path), open(path, "rb") as file:
         elf = ELFFile(file)
         _check_sections(elf, os.fstat(file.fileno()).st_size)
         yield elf
@@ -316,7 +315,7 @@ def has_dwarf(path: str) -> bool:
     """Whether a file has source lines. ElfError where not every addr2line can decompress them."""
     from elftools.common.exceptions import ELFCompressionError
 
-    with opened(path) as elf:
+    with open_elf(path) as elf:
         if elf.get_section_by_name(".zdebug_info") is not None:
             raise ELFCompressionError(".zdebug_info")
         for name in _DWARF:
@@ -332,13 +331,13 @@ def has_dwarf(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def refused_if_damaged(path: str) -> Iterator[None]:
+def _damage_refused(path: str) -> Iterator[None]:
     """Makes an ElfError of what is wrong with a file that is being read."""
-    from elftools.common.exceptions import DWARFError, ELFCompressionError, ELFError
+    from elftools.common.exceptions import ELFCompressionError, ELFError
     from elftools.construct import ConstructError
 
     # What pyelftools lets through where a damaged file leads it astray.
-    wrong = (ELFError, DWARFError, ConstructError, struct.error, zlib.error)
+    wrong = (ELFError, ConstructError, struct.error, zlib.error)
     astray = (
         ArithmeticError,
         AssertionError,
@@ -406,14 +405,14 @@ def _bases(
     return bases, reaches
 
 
-def _places_of(name: bytes, strings: bytes) -> set[int]:
+def _offsets_of(name: bytes, strings: bytes) -> set[int]:
     """Where a string is, also as the end of a longer one: linkers share these."""
-    places = set()
+    offsets = set()
     at = strings.find(name)
     while at >= 0:
-        places.add(at)
+        offsets.add(at)
         at = strings.find(name, at + 1)
-    return places
+    return offsets
 
 
 def _build_id(elf: ELFFile, most: int) -> str | None:

@@ -72,10 +72,16 @@ def open_image(
     tell: Callable[[str], None],
 ) -> Image:
     """The image in a file (see Image). ``tell`` is given a sentence if it may be another's."""
-    image = Image(ElfFile.kept(path), text_start, build_id, behind)
+    image = Image(ElfFile.cached(path), text_start, build_id, behind)
     if build_id is None or image.file.build_id is None:
         tell(f"without a build id there is no telling whether {path} is of this very kernel")
     return image
+
+
+def check_image(path: str, text_start: int | None, build_id: str | None) -> None:
+    """ElfError where a file cannot be that of a kernel; a fact that is None fits any file."""
+    file = ElfFile.cached(path)
+    Image(file, file.anchor if text_start is None else text_start, build_id)
 
 
 def open_lines(

@@ -53,13 +53,13 @@ def image(tmp_path: Path) -> str:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that are read as ELF."""
     found: list[str] = []
-    opened = elf.opened
+    open_elf = elf.open_elf
 
     def counted(path: str) -> object:
         found.append(path)
-        return opened(path)
+        return open_elf(path)
 
-    monkeypatch.setattr(elf, "opened", counted)
+    monkeypatch.setattr(elf, "open_elf", counted)
     return found
 
 
@@ -85,14 +85,14 @@ def test_nobody_else_may_read_it(cache: Path) -> None:
 
 
 def test_a_file_is_read_once_until_it_changes(image: str, reads: list[str], tmp_path: Path) -> None:
-    first = ElfFile.kept(image)
-    again = ElfFile.kept(image)
+    first = ElfFile.cached(image)
+    again = ElfFile.cached(image)
     assert reads == [image]
     assert first.aliases(TEXT + 0x1020) == ["_do_more", "__do_more"]
     assert answers(again) == answers(first) == answers(ElfFile(image))
     (tmp_path / "new").write_bytes(vmlinux([*SYMBOLS, Sym("late", TEXT + 0x2000, 8)]))
     os.rename(tmp_path / "new", image)
-    changed = ElfFile.kept(image)
+    changed = ElfFile.cached(image)
     assert changed.find(TEXT + 0x2000) == (TEXT + 0x2000, TEXT + 0x2008, "late")
     assert reads == [image] * 3
 
@@ -102,13 +102,13 @@ def test_a_file_that_was_just_written_is_not_kept(
 ) -> None:
     monkeypatch.setattr(cache_module, "SETTLED_NS", 1 << 62)
     for _ in range(2):
-        assert ElfFile.kept(image).find(TEXT + 0x1000) is not None
+        assert ElfFile.cached(image).find(TEXT + 0x1000) is not None
     assert reads == [image] * 2
 
 
 def test_a_file_that_is_not_there_is_said_not_kept(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(ElfError, match="cannot be read"):
-        ElfFile.kept(str(tmp_path / "absent"))
+        ElfFile.cached(str(tmp_path / "absent"))
     assert not cache.exists()
 
 
@@ -122,7 +122,7 @@ def test_a_damaged_entry_is_none_and_written_anew(
     if not folder.exists():
         folder.mkdir()
         (folder / "vmlinux").write_bytes(vmlinux(SYMBOLS))
-    wanted = answers(ElfFile.kept(image))
+    wanted = answers(ElfFile.cached(image))
     entry = entry_of(image)
     whole = entry_bytes(entry)
     damaged = bytearray(whole)
@@ -133,7 +133,7 @@ def test_a_damaged_entry_is_none_and_written_anew(
         del damaged[data.draw(st.integers(0, len(whole) - 1)) :]
     with open(entry, "wb") as file:
         file.write(damaged)
-    assert answers(ElfFile.kept(image)) == wanted
+    assert answers(ElfFile.cached(image)) == wanted
     assert entry_bytes(entry) == whole
 
 
@@ -173,7 +173,7 @@ def test_a_forged_entry_gives_no_wrong_lengths(
     parts.append(data.draw(st.sampled_from([b"ab\0cd\0\xff\0", b"ab\0cd\0\0\0", b"abcdefgh", b""])))
     parts[data.draw(st.integers(2, 7))] += data.draw(st.sampled_from([b"", b"", b"", b"x"]))
     cache_module.store(cache_module.identity(str(image)), parts)
-    file = ElfFile.kept(str(image))
+    file = ElfFile.cached(str(image))
     for address in [*ADDRESSES, *range(TEXT, TEXT + 50), 0, (1 << 64) - 1]:
         found = file.find(address)
         assert found is None or found[0] <= address < found[1]
@@ -193,7 +193,7 @@ def no_room(cache: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("no_room")
 def test_where_nothing_can_be_kept_all_works(image: str, reads: list[str]) -> None:
     for _ in range(2):
-        assert ElfFile.kept(image).find(TEXT + 0x1010) is not None
+        assert ElfFile.cached(image).find(TEXT + 0x1010) is not None
     assert len(reads) == 2
 
 
@@ -220,7 +220,7 @@ def test_another_user_s_entry_is_none(monkeypatch: pytest.MonkeyPatch, cache: Pa
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "endless"])
 def test_what_is_no_file_is_no_entry(kind: str, image: str, cache: Path, reads: list[str]) -> None:
-    ElfFile.kept(image)
+    ElfFile.cached(image)
     entry = next(path for path in cache.iterdir() if path.name.endswith(".kept"))
     entry.unlink()
     if kind == "fifo":
@@ -229,7 +229,7 @@ def test_what_is_no_file_is_no_entry(kind: str, image: str, cache: Path, reads: 
         entry.mkdir()
     else:
         entry.symlink_to("/dev/zero")
-    assert ElfFile.kept(image).find(TEXT + 0x1010) is not None
+    assert ElfFile.cached(image).find(TEXT + 0x1010) is not None
     assert len(reads) == 2
 
 
@@ -300,9 +300,9 @@ def test_an_entry_of_another_file_is_none(image: str, tmp_path: Path, reads: lis
     """Also if somebody puts it where this file's is."""
     other = tmp_path / "other"
     other.write_bytes(vmlinux([Sym("_text", TEXT, 0, NOTYPE), Sym("wrong", TEXT + 0x1000, 0x20)]))
-    ElfFile.kept(str(other))
+    ElfFile.cached(str(other))
     shutil.copy(entry_of(str(other)), entry_of(image))
-    found = ElfFile.kept(image).find(TEXT + 0x1000)
+    found = ElfFile.cached(image).find(TEXT + 0x1000)
     assert found is not None
     assert found[2] == "do_work"
     assert reads == [str(other), image]

@@ -10,7 +10,7 @@ from pathlib import Path
 import elftools
 import pytest
 
-from ksym_plugin.cli import inputs as chooser
+from ksym_plugin.cli import inputs
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import MONOTONIC
@@ -240,9 +240,7 @@ print(problem or sys.modules["elftools"].__path__, importlib.util.find_spec("cli
 def test_pyelftools_alone_is_taken_from_where_ksym_script_has_it(folder: str | None) -> None:
     environment = {key: value for key, value in os.environ.items() if key != session.VARIABLE}
     if folder is not None:
-        environment.update(
-            chooser.environment() if folder == "ours" else {session.VARIABLE: folder}
-        )
+        environment.update(inputs.environment() if folder == "ours" else {session.VARIABLE: folder})
     done = subprocess.run(
         [interpreter(), "-S", "-s", "-B", "-c", CHILD, REPO],
         env={**environment, "PYTHONPATH": ""},
@@ -305,9 +303,9 @@ def test_script_leaves_to_the_handler_what_the_data_does_not_tell(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told(monkeypatch)
-    assert chooser.chosen(kernel.path, True, None) == kernel.path
+    assert inputs.vmlinux_for_data(kernel.path, True, None) == kernel.path
     with pytest.raises(ElfError, match="cannot be read"):
-        chooser.chosen("nowhere", False, None)
+        inputs.vmlinux_for_data("nowhere", False, None)
 
 
 def test_servers_are_asked_for_lines_and_may_fail(
@@ -321,17 +319,17 @@ def test_servers_are_asked_for_lines_and_may_fail(
             raise ElfError("nobody has it", "name it")
         return kernel.path
 
-    monkeypatch.setattr(chooser.debuginfod, "find", find)
-    assert chooser.chosen(None, True, None) is None
+    monkeypatch.setattr(inputs.debuginfod, "find", find)
+    assert inputs.vmlinux_for_data(None, True, None) is None
     monkeypatch.setenv("DEBUGINFOD_URLS", "http://debug.invalid")
-    assert chooser.chosen(None, False, None) is None
+    assert inputs.vmlinux_for_data(None, False, None) is None
     assert asked == []
-    assert chooser.chosen(None, True, None) == kernel.path
-    assert chooser.chosen(None, True, None) is None
+    assert inputs.vmlinux_for_data(None, True, None) == kernel.path
+    assert inputs.vmlinux_for_data(None, True, None) is None
     assert asked == [kernel.build_id] * 2
     assert "only BPF frames get source lines: nobody has it" in capsys.readouterr().err
     told(monkeypatch)
-    assert chooser.chosen(None, True, None) is None
+    assert inputs.vmlinux_for_data(None, True, None) is None
     assert len(asked) == 2
 
 
