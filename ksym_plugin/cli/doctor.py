@@ -12,8 +12,8 @@ from ksym_plugin.cli.output import length, plural, write_json, write_lines
 from ksym_plugin.cli.script import perf_problem
 from ksym_plugin.history import locate
 from ksym_plugin.history.reader import History
-from ksym_plugin.kernel import identity
-from ksym_plugin.kernel.bpf_prog import HIDDEN_PROBLEM, HIDDEN_REMEDY, programs
+from ksym_plugin.kernel import identity, kallsyms, privileges
+from ksym_plugin.kernel.bpf_prog import ProgramReader
 from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.kernel.worker import ask
 from ksym_plugin.sources import names, open_source
@@ -31,12 +31,8 @@ _COMPILE_SECONDS = 90.0
 _COMPILED = frozenset(("kprobe", "fentry"))
 _HANGS = "bpf(2) or perf_event_open(2) does not come back"
 _HANGS_REMEDY = "restart this machine: no program can mend a kernel that hangs there"
-_CLOCK_REMEDY = (
-    "set kernel.perf_event_paranoid to 2 or below, or sample with: perf record -k CLOCK_MONOTONIC"
-)
 _JIT_REMEDY = "turn it on with: sysctl net.core.bpf_jit_enable=1"
 _SWITCH_REMEDY = "run as root, in the host's network namespace"
-_LIST_REMEDY = "list them with: sysctl net.core.bpf_jit_kallsyms=1 net.core.bpf_jit_harden=0"
 
 
 class Check(NamedTuple):
@@ -100,17 +96,18 @@ def _source(name: str) -> tuple[bool, str, str]:
 
 def _programs() -> tuple[bool, str, str]:
     try:
-        found = list(programs())
+        found = list(ProgramReader().newer_than(0))
     except KsymError as error:
         return False, error.problem, error.remedy
     if any(program.hidden for program in found):
-        return False, HIDDEN_PROBLEM, HIDDEN_REMEDY
+        hidden = privileges.programs_hidden()
+        return False, hidden.problem, hidden.remedy
     return True, f"lists {plural(len(found), 'program')}", ""
 
 
 def _kallsyms() -> Check:
-    if identity.start() is None:
-        return Check("kallsyms", False, "kernel addresses are hidden", HIDDEN_REMEDY)
+    if kallsyms.text_start() is None:
+        return Check("kallsyms", False, "kernel addresses are hidden", privileges.SHOW_ADDRESSES)
     return Check("kallsyms", True, "kernel addresses can be read")
 
 
@@ -119,7 +116,7 @@ def _clock() -> Check:
     try:
         if clock.problem or clock.read().perf is None:
             problem = clock.problem or "perf's clock cannot be read"
-            return Check("perf's clock", False, problem, _CLOCK_REMEDY)
+            return Check("perf's clock", False, problem, privileges.READ_PERF_CLOCK)
     finally:
         clock.close()
     return Check("perf's clock", True, "can be read")
@@ -175,7 +172,7 @@ def _jit() -> list[Check]:
     listing = Check("BPF in kallsyms", True, "is listed")
     if listed == "0" or hardened not in ("0", ""):
         found = "is not listed, so trampolines and other images have no names"
-        listing = Check("BPF in kallsyms", False, found, _LIST_REMEDY)
+        listing = Check("BPF in kallsyms", False, found, privileges.LIST_PROGRAMS)
     elif not listed:
         listing = Check("BPF in kallsyms", False, "its switch cannot be read", _SWITCH_REMEDY)
     return [jit, listing]

@@ -10,8 +10,7 @@ import click
 
 from ksym_plugin.cli.output import say
 from ksym_plugin.history import locate
-from ksym_plugin.kernel import debuginfod, identity, snapshot
-from ksym_plugin.kernel.bpf_prog import HIDDEN_REMEDY
+from ksym_plugin.kernel import debuginfod, identity, privileges, snapshot
 from ksym_plugin.kernel.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
@@ -69,7 +68,9 @@ def kallsyms(needed: bool) -> Kallsyms | None:
     try:
         table = Kallsyms.load()
         if table.hidden:
-            raise KallsymsError("kernel addresses are hidden from this user", HIDDEN_REMEDY)
+            raise KallsymsError(
+                "kernel addresses are hidden from this user", privileges.SHOW_ADDRESSES
+            )
     except KallsymsError as error:
         if needed:
             raise

@@ -25,7 +25,7 @@ from ksym_plugin.cli.signals import (
 from ksym_plugin.history import locate
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.writer import HistoryWriter
-from ksym_plugin.kernel import identity
+from ksym_plugin.kernel import kallsyms
 from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.kernel.modules import LISTING
 from ksym_plugin.kernel.worker import run_promptly
@@ -189,7 +189,7 @@ def _start(
     """A recorder whose history covers the time; if it cannot start, no history is left."""
     started = time.monotonic_ns()
     is_new = not os.path.exists(output)
-    writer = HistoryWriter(output, source.name, started, identity.start())
+    writer = HistoryWriter(output, source.name, started, kallsyms.text_start())
     try:
         modules = _modules(stack, writer)
         recorder = Recorder(source, writer, clock, details, modules)

@@ -11,7 +11,7 @@ import click
 from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import Dial, hexadecimal, say, write_json, write_lines
 from ksym_plugin.history.locate import describe
-from ksym_plugin.kernel.bpf_lines import LiveLines
+from ksym_plugin.kernel.bpf_prog import LiveLines
 from ksym_plugin.perf.session import Live
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.location import Locator

@@ -8,6 +8,7 @@ has types of its own, a module or a program, does so on top of others'.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from array import array
@@ -16,7 +17,7 @@ from ksym_plugin.kernel import syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterator
 
 _MAGIC = 0xEB9F
 _HEADER = struct.Struct("=HBBIIIII")
@@ -28,6 +29,15 @@ _FUNC = 12
 _FIXED = {1: 4, 3: 12, 14: 4, 17: 4}
 _EACH = {4: 12, 5: 12, 6: 8, 13: 8, 15: 12, 19: 12}
 _LAST_KIND = 19
+
+#: struct bpf_btf_info (include/uapi/linux/bpf.h): btf, btf_size, id, name, name_len, kernel_btf
+_INFO = struct.Struct("=QIIQII")
+#: Marks the key of a trampoline whose function is in a BTF object.
+IN_BTF = 0x8000_0000
+_TYPE_MASK = 0x7FFF_FFFF
+_VMLINUX = "/sys/kernel/btf/vmlinux"
+#: The longest name of an object (MODULE_NAME_LEN), with some to spare.
+_NAME_ROOM = 64
 
 
 def function_names(blob: bytes, type_ids: Collection[int]) -> dict[int, str]:
@@ -106,21 +116,12 @@ def string(strings: bytes, at: int) -> str:
     return strings[at : end if end >= 0 else len(strings)].decode("utf-8", "backslashreplace")
 
 
-IN_BTF = 0x8000_0000
-_TYPE_MASK = 0x7FFF_FFFF
-_VMLINUX = "/sys/kernel/btf/vmlinux"
-#: struct bpf_btf_info: where name, name_len and kernel_btf are, in 64- and 32-bit words.
-_NAME = 2
-_NAME_LENGTH = 6
-_KERNEL = 7
-_ROOM = 64
-
-
 class Targets:
     """Names of the kernel's functions by trampoline key; its types are read when needed."""
 
-    def __init__(self, path: str = _VMLINUX) -> None:
+    def __init__(self, path: str = _VMLINUX, is_image: Callable[[int], bool] | None = None) -> None:
         self._path = path
+        self._holds_image = is_image or _is_image
         self._types: bytes | None = None
         self._known: dict[int, str] = {}
         self._is_image: dict[int, bool] = {}
@@ -137,7 +138,7 @@ class Targets:
         if not key & IN_BTF or not 0 < holder < 1 << 32:
             return ""
         if holder not in self._is_image:
-            self._is_image[holder] = _is_image(holder)
+            self._is_image[holder] = self._holds_image(holder)
         if not self._is_image[holder]:
             return ""
         if self._types is None:
@@ -150,23 +151,44 @@ class Targets:
         return function_names(self._types, [type_id]).get(type_id, "")
 
 
+def read(btf_id: int) -> bytes:
+    """The bytes of a BTF object that is loaded; none where it is gone or may not be read."""
+    try:
+        with _object(btf_id) as fd:
+            _, size, *_ = _info(fd)
+            blob = array("B", bytes(size))
+            _info(fd, blob=blob)
+            return blob.tobytes()
+    except OSError:
+        return b""
+
+
 def _is_image(btf_id: int) -> bool:
     """Whether a BTF object holds the kernel image's types."""
     try:
-        fd = syscalls.bpf(syscalls.BTF_GET_FD_BY_ID, array("I", (btf_id, 0, 0, 0)))
+        with _object(btf_id) as fd:
+            name = array("B", bytes(_NAME_ROOM))
+            *_, is_kernel_s = _info(fd, name=name)
+            return is_kernel_s == 1 and name.tobytes().startswith(b"vmlinux\0")
     except OSError:
         return False
+
+
+@contextlib.contextmanager
+def _object(btf_id: int) -> Iterator[int]:
+    fd = syscalls.bpf(syscalls.BTF_GET_FD_BY_ID, array("I", (btf_id, 0, 0, 0)))
     try:
-        name = array("B", bytes(_ROOM))
-        info = array("Q", bytes(32))
-        info[_NAME] = name.buffer_info()[0]
-        words = memoryview(info).cast("B").cast("I")
-        words[_NAME_LENGTH] = _ROOM
-        attr = array("I", (fd, 32, 0, 0))
-        memoryview(attr).cast("B").cast("Q")[1] = info.buffer_info()[0]
-        syscalls.bpf(syscalls.OBJ_GET_INFO_BY_FD, attr)
-        return words[_KERNEL] == 1 and name.tobytes().startswith(b"vmlinux\0")
-    except OSError:
-        return False
+        yield fd
     finally:
         os.close(fd)
+
+
+def _info(
+    fd: int, blob: array[int] | None = None, name: array[int] | None = None
+) -> tuple[int, ...]:
+    """The fields of a bpf_btf_info; its types and its name fill ``blob`` and ``name``."""
+    blob_at, blob_size = blob.buffer_info() if blob else (0, 0)
+    name_at, name_size = name.buffer_info() if name else (0, 0)
+    info = array("B", _INFO.pack(blob_at, blob_size, 0, name_at, name_size, 0))
+    syscalls.object_info(fd, info)
+    return _INFO.unpack(info)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 
+from ksym_plugin.kernel import modules
 from ksym_plugin.timeline.errors import KallsymsError
 from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
@@ -36,17 +37,28 @@ from ksym_plugin.timeline.symbols import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import IO
 
+    from ksym_plugin.timeline.packed import FunctionRow
     from ksym_plugin.timeline.symbols import Reason
+
+KALLSYMS = "/proc/kallsyms"
+#: What an address may be at most from its symbol where nothing better bounds it.
+PAGE = 4096
 
 #: The kernel's largest tables are some 30 MB. What is larger is no kallsyms, and may
 #: well have no end (a device, a pipe).
 MAX_BYTES = 1 << 28
-
 _BLOCK_BYTES = 1 << 17
+#: The image's beginning comes early, after per-CPU symbols at the most.
+_START_BYTES = 4 << 20
+_START_BLOCK = 1 << 13
+
 _BOM = b"\xef\xbb\xbf"
 _BPF_SUFFIX = b"\t[bpf]"
+#: The modules the kernel makes up for pages of kprobes and ftrace (kernel/kallsyms.c).
+_PSEUDO = "__builtin__"
+#: What ends the lines of BPF, and of out-of-line code.
+_TAIL_MARKS = (b"\t[bpf]\n", b"\t[__builtin__")
 _PADDING = b"00000000"
 
 # Both are used on text that begins with a newline and does not end with one.
@@ -60,25 +72,46 @@ _LINE = re.compile(
     rb"\s*(?:0[xX])?(0*[0-9a-fA-F]{1,16})\s+([!-~])\s+([^\s]+)(?:\s+\[([^\]\s]+)\])?\s*\Z"
 )
 
+# Where the type and the name begin in a line.
+_TYPE = 17
+_NAME = 19
+_FUNCTIONS = frozenset(b"tTwW")
+_ENDS = frozenset((b"_etext", b"_einittext"))
+_STARTS = (b" _text", b" _stext")
+_MARKER = re.compile(
+    rb"_[se]?(?:init)?text|_end|__(?:start|stop)_.*|__init_(?:begin|end)"
+    rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_(?:start|end)"
+)
+#: Of those, the borders behind which nothing of the section is left.
+_END = re.compile(
+    rb"_e(?:init)?text|_end|__stop_.*|__init_end"
+    rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_end"
+)
+
+_TOP = (1 << 64) - 1
+_HALF = 1 << 63
+# The usual beginning of kernel space on 32 bits, for a table that gives no hint.
+_NARROW_FLOOR = 0xBF000000
+_MODULE_AREA = 1 << 24
+# More names than this at one address are looked through once, not once a look-up.
+_CROWD = 32
+
 
 class KallsymsText:
-    """Collects the lines of one table.
+    """Collects the lines of one table; what is no symbol is left out.
 
-    ``lines`` are in the file's order. ``bpf_tail`` is what follows the first ``[bpf]``
-    line, in the file's order also after ``lines`` have been sorted. ``narrow`` says
-    that addresses of 32 bits were seen; ``skipped`` counts lines that are no symbol.
-    With ``strict`` such a line raises KallsymsError with its number instead.
+    ``lines`` are in the file's order, and all spelled alike: see ``address_of`` and
+    ``split``. ``bpf_tail`` is what follows the first ``[bpf]`` line, in the file's order
+    also after ``lines`` have been sorted. ``narrow`` says that addresses of 32 bits were
+    seen.
     """
 
-    __slots__ = ("_strict", "_strict_lines", "bpf_tail", "lines", "narrow", "skipped")
+    __slots__ = ("bpf_tail", "lines", "narrow")
 
-    def __init__(self, strict: bool = False) -> None:
+    def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.bpf_tail: list[bytes] = []
         self.narrow = False
-        self.skipped = 0
-        self._strict = strict
-        self._strict_lines = 0
 
     def add(self, block: bytes) -> None:
         """Take in some whole lines; the last may lack its newline."""
@@ -96,7 +129,7 @@ class KallsymsText:
 
     def _regular(self, text: bytes) -> list[bytes] | None:
         """The lines of text as the kernel prints it, or None for any other text."""
-        if self._strict or b"\r" in text:
+        if b"\r" in text:
             return None
         narrow = text[9:10] == b" "
         if (_NOT_NARROW if narrow else _NOT_WIDE).search(text):
@@ -115,27 +148,8 @@ class KallsymsText:
         return lines
 
     def _irregular(self, block: list[bytes]) -> list[bytes]:
-        lines = []
-        for number, line in enumerate(block, self._strict_lines + 1):
-            match = _LINE.match(line)
-            if match is None:
-                self._reject(line, number)
-            elif not _MAPPING_NAME.match(match[3]):
-                lines.append(self._rewrite(match))
-        # Counted here alone: strict reading comes by here with every line.
-        self._strict_lines += len(block)
-        return lines
-
-    def _reject(self, line: bytes, number: int) -> None:
-        if not line.strip():
-            return
-        self.skipped += 1
-        if self._strict:
-            shown = line[:60].decode("ascii", "backslashreplace")
-            raise KallsymsError(
-                f"line {number} of the kallsyms table is not a symbol: {shown!r}",
-                "take a fresh copy of /proc/kallsyms, or read this one leniently",
-            )
+        matches = [match for match in map(_LINE.match, block) if match is not None]
+        return [self._rewrite(match) for match in matches if not _MAPPING_NAME.match(match[3])]
 
     def _rewrite(self, match: re.Match[bytes]) -> bytes:
         printed, kind, name, module = match.groups()
@@ -154,65 +168,127 @@ def _from_bpf(lines: list[bytes]) -> list[bytes]:
     return []
 
 
-def read_text(file: IO[bytes], text: KallsymsText) -> None:
-    """Read a whole table. Raises OSError, and KallsymsError if it has no end.
+def blocks(path: str, size: int = _BLOCK_BYTES) -> Iterator[bytes]:
+    """A table's text, some whole lines at a time. OSError, and KallsymsError without an end.
 
-    Taken a block at a time: the whole text beside all its lines would double the
-    memory that a load needs at its peak.
+    In blocks: the whole text beside all its lines would double the memory that a load
+    needs at its peak.
     """
-    for total, block in enumerate(_blocks(file)):
-        if total * _BLOCK_BYTES > MAX_BYTES:
-            raise KallsymsError(
-                f"the kallsyms table is larger than {MAX_BYTES >> 20} MB",
-                "name a copy of /proc/kallsyms",
-            )
-        text.add(block)
+    total = 0
+    with open(path, "rb") as file:
+        while True:
+            block = file.read(size)
+            if not block:
+                return
+            total += len(block)
+            if total > MAX_BYTES:
+                raise KallsymsError(
+                    f"the kallsyms table is larger than {MAX_BYTES >> 20} MB",
+                    "name a copy of /proc/kallsyms",
+                )
+            if not block.endswith(b"\n"):
+                block += file.readline(size)
+            yield block
 
 
-def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    while True:
-        block = file.read(_BLOCK_BYTES)
-        if not block:
-            return
-        if not block.endswith(b"\n"):
-            block += file.readline(_BLOCK_BYTES)
-        yield block
+def text_start(path: str = KALLSYMS) -> int | None:
+    """The address of ``_text``, else of ``_stext``; None where it is hidden or not told.
 
-
-def read_module_sizes(path: str) -> dict[str, tuple[int, int]]:
-    """Base address and bytes by module name; empty where unreadable, hidden or built in.
-
-    A line of /proc/modules is: name, bytes, use count, users, state, address.
+    The same answer as ``Kallsyms.text_start``, at a hundredth of the cost.
     """
-    sizes: dict[str, tuple[int, int]] = {}
+    stext = total = 0
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            for line in file:
-                fields = line.split()
-                if len(fields) >= 6:
-                    sizes[fields[0]] = (int(fields[5], 16), int(fields[1]))
-    except (OSError, ValueError):
-        return {}
-    return {name: extent for name, extent in sizes.items() if extent[0]}
+        for block in blocks(path, _START_BLOCK):
+            total += len(block)
+            text = KallsymsText()
+            text.add(block)
+            for line in text.lines:
+                if line.endswith(_STARTS[0]):
+                    return address_of(line) or None
+                if line.endswith(_STARTS[1]):
+                    stext = address_of(line)
+                elif stext and address_of(line) > stext:
+                    # kallsyms lists the image by address, and _text comes no later.
+                    return stext
+            if total > _START_BYTES:
+                break
+    except OSError:
+        return None
+    return stext or None
 
 
-#: The modules the kernel makes up for pages of kprobes and ftrace (kernel/kallsyms.c).
-_PSEUDO = "__builtin__"
+class Tail:
+    """What kallsyms lists last: BPF and out-of-line code.
 
-# Where the type and the name begin.
-_TYPE = 17
-_NAME = 19
-_FUNCTIONS = frozenset(b"tTwW")
-_ENDS = frozenset((b"_etext", b"_einittext"))
-_MARKER = re.compile(
-    rb"_[se]?(?:init)?text|_end|__(?:start|stop)_.*|__init_(?:begin|end)"
-    rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_(?:start|end)"
-)
-#: Of those, the borders behind which nothing of the section is left.
-_END = re.compile(
-    rb"_e(?:init)?text|_end|__stop_.*|__init_end"
-    rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_end"
-)
+    ``bpf`` are (start, name), and ``ool`` (start, name, module), by start. Empty where
+    there is no kallsyms and where addresses are hidden (they are all zero then); without
+    ``bpf`` where net.core.bpf_jit_kallsyms is 0.
+    """
+
+    __slots__ = ("bpf", "ool")
+
+    def __init__(self, lines: list[bytes]) -> None:
+        listed = [(address_of(line), *split(line)) for line in lines]
+        self.bpf = sorted((at, name) for at, name, module in listed if at and module == BPF_MODULE)
+        self.ool = sorted(
+            (at, name, module)
+            for at, name, module in listed
+            if at and module and module.startswith(_PSEUDO)
+        )
+
+
+def read_tail(path: str = KALLSYMS) -> Tail:
+    """What kallsyms lists of BPF and of out-of-line code; all before it is passed over."""
+    text = KallsymsText()
+    try:
+        for block in blocks(path):
+            if text.lines:
+                text.add(block)
+                continue
+            found = [at for at in map(block.find, _TAIL_MARKS) if at >= 0]
+            if found:
+                text.add(block[block.rfind(b"\n", 0, min(found)) + 1 :])
+    except (OSError, KallsymsError):
+        return Tail([])
+    return Tail(text.lines)
+
+
+def functions_by_module(path: str = KALLSYMS) -> dict[str, list[FunctionRow]]:
+    """Start, length and name of each function of all modules, by module.
+
+    Their lines follow the kernel's own; from BPF's on nothing is read, for these alone
+    make reading slow. OSError, and KallsymsError if the table has no end.
+    """
+    text = KallsymsText()
+    for block in blocks(path):
+        end = block.find(_BPF_SUFFIX)
+        before = block if end < 0 else block[: block.rfind(b"\n", 0, end) + 1]
+        if b"\t[" in before:
+            text.add(b"".join(line for line in before.splitlines(True) if b"\t[" in line))
+        if end >= 0:
+            break
+    table = Kallsyms(text, {})
+    starts: dict[str, set[int]] = {}
+    for line in filter(is_function, text.lines):
+        name, module = split(line)
+        if module is not None and kind_of(name, module) == MODULE:
+            starts.setdefault(module, set()).add(address_of(line))
+    return {module: _bounded(table, of_one) for module, of_one in starts.items()}
+
+
+def _bounded(table: Kallsyms, starts: set[int]) -> list[FunctionRow]:
+    """The functions that begin at ``starts``.
+
+    Where another of the same module does not follow, nothing tells how far one goes: the
+    rest of its page is the module's in any case.
+    """
+    rows = []
+    for start in sorted(starts):
+        symbol = table.find(start)
+        if isinstance(symbol, Symbol):
+            end = symbol.end if symbol.end in starts else min(symbol.end, (start | (PAGE - 1)) + 1)
+            rows += [(start, end - start, name) for name in table.aliases(start)]
+    return rows
 
 
 def address_of(line: bytes) -> int:
@@ -299,23 +375,11 @@ def _name(line: bytes) -> bytes:
     return line[_NAME:].partition(b"\t")[0]
 
 
-#: What an address may be at most from its symbol where nothing better bounds it.
-PAGE = 4096
-
-_TOP = (1 << 64) - 1
-_HALF = 1 << 63
-# The usual beginning of kernel space on 32 bits, for a table that gives no hint.
-_NARROW_FLOOR = 0xBF000000
-_MODULE_AREA = 1 << 24
-# More names than this at one address are looked through once, not once a look-up.
-_CROWD = 32
-
-
 class Kallsyms:
     """The symbols of one kallsyms table. Use ``load`` or ``parse``.
 
-    ``hidden``: every address is zero, so ``find`` answers HIDDEN. ``skipped``: how many
-    lines were no symbols. Look-ups take a few microseconds and cache next to nothing.
+    ``hidden``: every address is zero, so ``find`` answers HIDDEN. Look-ups take a few
+    microseconds and cache next to nothing.
     """
 
     __slots__ = (
@@ -326,7 +390,6 @@ class Kallsyms:
         "_listed",
         "_sizes",
         "hidden",
-        "skipped",
     )
 
     def __init__(self, text: KallsymsText, module_sizes: dict[str, tuple[int, int]]) -> None:
@@ -337,20 +400,19 @@ class Kallsyms:
         self._extents = sorted(module_sizes.values())
         self._crowded: dict[int, Symbol | Reason] = {}
         self.hidden = bool(self._lines) and not address_of(self._lines[-1])
-        self.skipped = text.skipped
         self._floor = self._kernel_floor(text.narrow)
 
     @classmethod
-    def load(cls, path: str = "/proc/kallsyms", modules: str | None = "/proc/modules") -> Kallsyms:
-        """Read a table, and modules' sizes from ``modules`` where that can be read.
+    def load(cls, path: str = KALLSYMS, listing: str | None = modules.LISTING) -> Kallsyms:
+        """Read a table, and modules' sizes from ``listing`` where that can be read.
 
-        Give ``modules=None`` for a saved table of another boot. Raises KallsymsError if
+        Give ``listing=None`` for a saved table of another boot. Raises KallsymsError if
         the table cannot be read or has no symbol; hidden addresses are no error.
         """
         text = KallsymsText()
         try:
-            with open(path, "rb") as file:
-                read_text(file, text)
+            for block in blocks(path):
+                text.add(block)
         except OSError as error:
             raise KallsymsError(
                 f"{path} cannot be read: {error.strerror or error}",
@@ -361,21 +423,12 @@ class Kallsyms:
                 f"{path} holds no symbols",
                 "a kernel lists them with CONFIG_KALLSYMS; if this is a copy, take it again",
             )
-        return cls(text, read_module_sizes(modules) if modules else {})
+        return cls(text, modules.extents(listing) if listing else {})
 
     @classmethod
-    def parse(
-        cls,
-        data: bytes,
-        module_sizes: dict[str, tuple[int, int]] | None = None,
-        strict: bool = False,
-    ) -> Kallsyms:
-        """Take a table's text; ``module_sizes`` has (base address, bytes) by module name.
-
-        Lines that are no symbols are skipped and counted; with ``strict`` the first one
-        raises KallsymsError with its line number.
-        """
-        text = KallsymsText(strict)
+    def parse(cls, data: bytes, module_sizes: dict[str, tuple[int, int]] | None = None) -> Kallsyms:
+        """Take a table's text; ``module_sizes`` has (base address, bytes) by module name."""
+        text = KallsymsText()
         text.add(data)
         return cls(text, module_sizes or {})
 
@@ -388,7 +441,7 @@ class Kallsyms:
         (KASLR), so it tells whether an address and this table belong together."""
         if self.hidden:
             return None
-        for name in (b" _text", b" _stext"):
+        for name in _STARTS:
             for line in self._lines:
                 if line.endswith(name):
                     return address_of(line)

@@ -1,20 +1,16 @@
-"""Where a module's ELF file is, and what is in it."""
+"""Which modules the kernel holds, by /proc/modules, and uevents of those that come and go."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import os
-import socket
 import struct
 
-from ksym_plugin.kernel.elf import ElfError, ElfFile
 from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    import socket
 
 LISTING = "/proc/modules"
 LOADING = "Loading"
@@ -55,6 +51,9 @@ class Uevents:
     """The kernel's uevents about modules, from now on. Needs no privilege; SourceError."""
 
     def __init__(self) -> None:
+        # Here, so that who reads the list alone does not pay for it.
+        import socket
+
         try:
             self._socket = socket.socket(
                 socket.AF_NETLINK,
@@ -98,6 +97,9 @@ class Uevents:
 
 def listen_to_modules(receiver: socket.socket) -> None:
     """Have the kernel keep from a socket what ``parse`` has no use for, where it can."""
+    import ctypes
+    import socket
+
     code = b"".join(struct.pack("=HBBI", *step) for step in _FILTER)
     steps = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HP", len(_FILTER), ctypes.addressof(steps))
@@ -106,6 +108,8 @@ def listen_to_modules(receiver: socket.socket) -> None:
 
 
 def _make_room(receiver: socket.socket) -> None:
+    import socket
+
     try:
         receiver.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM)
     except OSError:  # Without CAP_NET_ADMIN it is as large as others' are.
@@ -134,115 +138,31 @@ class Listed:
         self.base = base
 
 
-def parse_listing(text: str) -> dict[str, Listed]:
-    """The modules by name; ``base`` is 0 where the kernel hides addresses.
+def read_listing(path: str = LISTING) -> dict[str, Listed]:
+    """The modules by name; ``base`` is 0 where the kernel hides addresses. OSError.
 
     A line is: name, bytes, use count, users, state, address, perhaps taints.
     """
     found = {}
-    for line in text.splitlines():
-        fields = line.split()
-        try:
-            name, size, state, base = fields[0], int(fields[1]), fields[4], int(fields[5], 16)
-        except (IndexError, ValueError):
-            continue
-        found[name] = Listed(name, size, state, base)
+    with open(path, encoding="ascii", errors="replace") as file:
+        for line in file:
+            fields = line.split()
+            try:
+                name, size, state, base = fields[0], int(fields[1]), fields[4], int(fields[5], 16)
+            except (IndexError, ValueError):
+                continue
+            found[name] = Listed(name, size, state, base)
     return found
+
+
+def extents(path: str = LISTING) -> dict[str, tuple[int, int]]:
+    """Base address and bytes by module name; empty where unreadable, hidden or built in."""
+    try:
+        listed = read_listing(path).values()
+    except OSError:
+        return {}
+    return {one.name: (one.base, one.size) for one in listed if one.base}
 
 
 def _deaf(error: OSError) -> SourceError:
     return SourceError(f"the kernel's uevents cannot be listened to ({error.strerror})")
-
-
-_ROOT = "/lib/modules"
-_ENDING = ".ko"
-#: The largest modules have some 10 MB, with debug information a hundred more.
-_MOST_BYTES = 1 << 28
-_CHUNK = 1 << 20
-
-
-def path_of(name: str, release: str, root: str = _ROOT) -> str | None:
-    """The file that modprobe takes for a module, None if it knows none."""
-    folder = os.path.join(root, release)
-    try:
-        with open(os.path.join(folder, "modules.dep"), encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                path = line.partition(":")[0]
-                stem = path.rpartition("/")[2].partition(_ENDING)[0]
-                if stem.replace("-", "_") == name:
-                    return os.path.join(folder, path)
-    except OSError:
-        return None
-    return None
-
-
-def read(path: str, sections: Mapping[str, int], build_id: str | None) -> ElfFile:
-    """A module's functions at its sections' addresses.
-
-    ``build_id`` is that of the loaded module. ElfError if the file is not its, or cannot be
-    used; ImportError without pyelftools.
-    """
-    with _plain(path) as plain:
-        file = ElfFile(plain, sections)
-    if build_id is None or file.build_id != build_id:
-        raise ElfError(f"{path} is not what was loaded")
-    return file
-
-
-@contextlib.contextmanager
-def _plain(path: str) -> Iterator[str]:
-    """The path of the file as it was before it was compressed."""
-    if path.endswith(_ENDING):
-        yield path
-        return
-    fd = os.memfd_create("module", os.MFD_CLOEXEC)
-    try:
-        try:
-            _unpack(path, fd)
-        except (OSError, EOFError, ValueError) as error:
-            raise ElfError(f"{path} cannot be unpacked ({error})") from None
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
-
-
-def _unpack(path: str, fd: int) -> None:
-    """Write what a file holds to ``fd``; ValueError for what cannot be unpacked here."""
-    if path.endswith(".zst"):
-        _run(["zstd", "-dcq", path], fd)
-    elif path.endswith(".xz"):
-        import lzma
-
-        with lzma.open(path) as packed:
-            _copy(packed.read, fd, lzma.LZMAError)
-    elif path.endswith(".gz"):
-        import gzip
-        import zlib
-
-        with gzip.open(path) as zipped:
-            _copy(zipped.read, fd, zlib.error)
-    else:
-        raise ValueError("it is packed in an unknown way")
-
-
-def _copy(read: Callable[[int], bytes], fd: int, damage: type[Exception]) -> None:
-    left = _MOST_BYTES
-    while left > 0:
-        try:
-            data = read(_CHUNK)
-        except damage as error:
-            raise ValueError(error) from None
-        if not data:
-            return
-        left -= os.write(fd, data)
-
-
-def _run(command: list[str], fd: int) -> None:
-    """What Python before 3.14 cannot unpack: a program may."""
-    import subprocess
-
-    try:
-        quiet = subprocess.DEVNULL
-        subprocess.run(command, stdin=quiet, stdout=fd, stderr=quiet, check=True)
-    except subprocess.CalledProcessError as error:
-        raise ValueError(error) from None

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 
-from ksym_plugin.kernel import bpf_prog
+from ksym_plugin.kernel import privileges
+from ksym_plugin.kernel.bpf_prog import ProgramReader, plain_names
+from ksym_plugin.kernel.kallsyms import KALLSYMS, Tail, read_tail
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
@@ -25,66 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ksym_plugin.kernel.bpf_prog import Program
-
-KALLSYMS = "/proc/kallsyms"
-_OOL_PREFIX = "[__builtin__"
-_MARKS = (b"\t[bpf]\n", b"\t[__builtin__")
-
-
-class Lines:
-    """``bpf``: (start, name) by start; ``ool``: (start, name, module) of other code."""
-
-    __slots__ = ("bpf", "ool")
-
-    def __init__(self) -> None:
-        self.bpf: list[tuple[int, str]] = []
-        self.ool: list[tuple[int, str, str]] = []
-
-
-def read_lines(path: str = KALLSYMS) -> Lines:
-    """What kallsyms lists now.
-
-    Empty where there is no kallsyms and where addresses are hidden (they are all zero
-    then); without ``bpf`` where net.core.bpf_jit_kallsyms is 0.
-    """
-    try:
-        with open(path, "rb", buffering=0) as file:
-            data = file.read()
-    except OSError:
-        return Lines()
-    return parse_lines(data)
-
-
-def parse_lines(data: bytes) -> Lines:
-    """The lines in kallsyms' text."""
-    # The kernel lists them near the end: what comes before is never looked at by Python.
-    found = [at for at in (data.find(mark) for mark in _MARKS) if at >= 0]
-    lines = Lines()
-    if not found:
-        return lines
-    block = data[data.rfind(b"\n", 0, min(found)) + 1 :]
-    for line in block.decode("utf-8", "backslashreplace").split("\n"):
-        fields = line.split()
-        if len(fields) == 4:
-            _sort_in(lines, fields[0], fields[2], fields[3])
-    lines.bpf.sort()
-    lines.ool.sort()
-    return lines
-
-
-def _sort_in(lines: Lines, start: str, name: str, module: str) -> None:
-    try:
-        address = int(start, 16)
-    except ValueError:
-        return
-    if not address:
-        return
-    if module == BPF_MODULE:
-        lines.bpf.append((address, name))
-    elif module.startswith(_OOL_PREFIX):
-        lines.ool.append((address, name, module[1:-1]))
-
+    from ksym_plugin.kernel.bpf_prog import ProgramInfo
 
 #: How far an image can reach: the kernel allocates a page for each (PAGE_SIZE of the
 #: smallest kind), and so much PERF_RECORD_KSYMBOL claims.
@@ -124,12 +67,19 @@ class Taker:
     An id is a program's for good, until 2^31 others have been loaded.
     """
 
-    def __init__(self, symbols_only: bool = False) -> None:
+    def __init__(
+        self,
+        symbols_only: bool = False,
+        reader: ProgramReader | None = None,
+        kallsyms: str = KALLSYMS,
+    ) -> None:
         """``symbols_only`` leaves out programs that the kernel gives no symbols.
 
         They are those of users without privileges, and go without bpf_ksym_del() too.
         """
         self._symbols_only = symbols_only
+        self._reader = reader or ProgramReader()
+        self._kallsyms = kallsyms
         self._known: dict[int, list[Load]] = {}
 
     def take(self, images: bool = True) -> Snapshot:
@@ -140,36 +90,36 @@ class Taker:
         when its loading began; that of an image, and of everything where bpf(2) is
         refused, is 0. ``latest`` is a time at which it was there.
         """
-        lines = read_lines() if images else Lines()
+        tail = read_tail(self._kallsyms) if images else Tail([])
         try:
             new = self._new_programs()
         except SourceError as error:
-            return _fallback(lines, error)
+            return _fallback(tail, error)
         if any(program.hidden for program in new):
-            hidden = SourceError(bpf_prog.HIDDEN_PROBLEM, bpf_prog.HIDDEN_REMEDY)
-            return _fallback(lines, hidden)
+            return _fallback(tail, privileges.programs_hidden())
         now = time.monotonic_ns()
         doubtful = [program for program in new if self._may_lack_symbols(program)]
         if not images and (doubtful or sum(program.has_btf for program in new) > _FEW):
-            lines = read_lines()
-        names = dict(lines.bpf)
+            tail = read_tail(self._kallsyms)
+        names = dict(tail.bpf)
         for program in new:
-            self._known[program.id] = program_loads(program, names, program.load_time, now)
+            loads = program_loads(program, self._reader, names, program.load_time, now)
+            self._known[program.id] = loads
         for program in doubtful:
             if not any(start in names for start, _ in program.functions):
                 self._known[program.id] = []
         loads = [load for known in self._known.values() for load in known]
-        return Snapshot(_sorted(loads, image_loads(lines, 0, now)), "", bool(lines.bpf))
+        return Snapshot(_sorted(loads, image_loads(tail, 0, now)), "", bool(tail.bpf))
 
-    def _may_lack_symbols(self, program: Program) -> bool:
+    def _may_lack_symbols(self, program: ProgramInfo) -> bool:
         return self._symbols_only and program.uid != 0 and program.type in _UNPRIVILEGED
 
-    def _new_programs(self) -> list[Program]:
+    def _new_programs(self) -> list[ProgramInfo]:
         """The programs not known yet; those that are gone are forgotten."""
-        listed = list(bpf_prog.program_ids())
+        listed = list(self._reader.ids())
         known = self._known
         self._known = {prog_id: known[prog_id] for prog_id in listed if prog_id in known}
-        return list(bpf_prog.by_id(id for id in listed if id not in known))
+        return list(self._reader.by_id(id for id in listed if id not in known))
 
 
 def take() -> Snapshot:
@@ -177,11 +127,11 @@ def take() -> Snapshot:
     return Taker().take()
 
 
-def _fallback(lines: Lines, error: SourceError) -> Snapshot:
+def _fallback(tail: Tail, error: SourceError) -> Snapshot:
     """What kallsyms alone tells."""
-    if not lines.bpf:
+    if not tail.bpf:
         raise error
-    loads = without_lengths(lines, time.monotonic_ns())
+    loads = without_lengths(tail, time.monotonic_ns())
     return Snapshot(loads, f"{error}; {_NO_LENGTHS}", True)
 
 
@@ -199,10 +149,10 @@ def _sorted(programs: Iterable[Load], images: list[Load]) -> list[Load]:
     return [by_start[start] for start in sorted(by_start)]
 
 
-def image_loads(lines: Lines, earliest: int, latest: int) -> list[Load]:
-    """What the lines hold beside programs, which bpf(2) lists better."""
-    loads = _ool_loads(lines, earliest, latest)
-    for start, name in lines.bpf:
+def image_loads(tail: Tail, earliest: int, latest: int) -> list[Load]:
+    """What kallsyms' tail holds beside programs, which bpf(2) lists better."""
+    loads = _ool_loads(tail, earliest, latest)
+    for start, name in tail.bpf:
         kind = bpf_kind(name)
         if kind == BPF_PROG:
             continue
@@ -213,19 +163,19 @@ def image_loads(lines: Lines, earliest: int, latest: int) -> list[Load]:
     return loads
 
 
-def _ool_loads(lines: Lines, earliest: int, latest: int) -> list[Load]:
+def _ool_loads(tail: Tail, earliest: int, latest: int) -> list[Load]:
     loads: list[Load] = []
-    for start, name, module in lines.ool:
+    for start, name, module in tail.ool:
         symbol = Symbol(start, start + IMAGE_REACH, name, OOL, module)
         loads.append(Load(symbol, earliest, latest, None, True))
     return loads
 
 
-def without_lengths(lines: Lines, now: int) -> list[Load]:
+def without_lengths(tail: Tail, now: int) -> list[Load]:
     """Loads from kallsyms alone: each may reach to the next one, for a page at most."""
-    loads = _ool_loads(lines, 0, now)
-    starts = [start for start, _ in lines.bpf]
-    for (start, name), following in zip(lines.bpf, [*starts[1:], 1 << 64]):
+    loads = _ool_loads(tail, 0, now)
+    starts = [start for start, _ in tail.bpf]
+    for (start, name), following in zip(tail.bpf, [*starts[1:], 1 << 64]):
         if following > start:
             end = min(following, start + IMAGE_REACH)
             symbol = Symbol(start, end, name, bpf_kind(name), BPF_MODULE)
@@ -234,7 +184,11 @@ def without_lengths(lines: Lines, now: int) -> list[Load]:
 
 
 def program_loads(
-    program: Program, names: dict[int, str], earliest: int, latest: int
+    program: ProgramInfo,
+    reader: ProgramReader,
+    names: dict[int, str],
+    earliest: int,
+    latest: int,
 ) -> list[Load]:
     """Loads of a program and its subprograms, with kallsyms' ``names`` where they fit."""
     own: list[str] = []
@@ -242,14 +196,14 @@ def program_loads(
     for at, (start, length) in enumerate(program.functions):
         name = names.get(start, "")
         if not _fits(name, program, at):
-            own = own or _own_names(program)
+            own = own or _own_names(program, reader)
             name = own[at] if at < len(own) and own[at] else UNNAMED_BPF
         symbol = Symbol(start, start + length, name, BPF_PROG, BPF_MODULE)
         loads.append(Load(symbol, min(earliest, latest), latest, program.id))
     return loads
 
 
-def _fits(name: str, program: Program, at: int) -> bool:
+def _fits(name: str, program: ProgramInfo, at: int) -> bool:
     """Whether kallsyms' line was about this function, and not one that was there before."""
     parts = split_bpf_name(name)
     if parts is None or parts[0] != program.tags[at]:
@@ -257,14 +211,14 @@ def _fits(name: str, program: Program, at: int) -> bool:
     return at > 0 or not program.name or parts[1].startswith(program.name)
 
 
-def _own_names(program: Program) -> list[str]:
+def _own_names(program: ProgramInfo, reader: ProgramReader) -> list[str]:
     """The functions' names by bpf(2); without them where the program is gone."""
     if not program.has_btf:
-        return bpf_prog.plain_names(program)
-    return bpf_prog.function_names(program.id) or _short_names(program)
+        return plain_names(program)
+    return reader.function_names(program.id) or _short_names(program)
 
 
-def _short_names(program: Program) -> list[str]:
+def _short_names(program: ProgramInfo) -> list[str]:
     """What is left to call a program by that is gone: only its main function has a name."""
     rest = f"_{program.name}" if program.name else ""
     return [f"bpf_prog_{program.tag}{rest}"]

@@ -132,6 +132,13 @@ def bpf(command: int, attr: array[int]) -> int:
     return _call(0, command, address, length * attr.itemsize, 0, 0)
 
 
+def object_info(fd: int, info: array[int]) -> None:
+    """BPF_OBJ_GET_INFO_BY_FD: what the kernel says of an object, in place in ``info``."""
+    address, length = info.buffer_info()
+    attr = struct.pack("=IIQ", fd, length * info.itemsize, address)
+    bpf(OBJ_GET_INFO_BY_FD, array("B", attr))
+
+
 def perf_event_open(attr: bytes, pid: int, cpu: int, group: int = -1) -> int:
     """perf_event_open(2): a close-on-exec file descriptor for ``attr``.
 
@@ -212,6 +219,6 @@ def numbers_for(machine: str, is_32_bit: bool = False) -> tuple[int, int]:
     if numbers is None:
         raise SourceError(
             f"the system call numbers of bpf and perf_event_open on {machine} are not known here",
-            "add them to ksym_plugin/syscalls.py from the kernel's syscall table",
+            "add them to ksym_plugin/kernel/syscalls.py from the kernel's syscall table",
         )
     return numbers

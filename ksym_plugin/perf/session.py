@@ -11,7 +11,7 @@ import sys
 import time
 
 from ksym_plugin.history import locate
-from ksym_plugin.kernel import identity
+from ksym_plugin.kernel import identity, kallsyms
 from ksym_plugin.kernel.clocks import PERF, ClockMap, PerfClock, clock_of_attr
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf.output import say
@@ -61,7 +61,7 @@ def open_kernel(path: str, recorded: Recorded, session: Session) -> Image | None
         text_start = text_start or session.boot.text_start
     if session.is_this_boot:
         build_id = build_id or identity.build_id()
-        text_start = text_start or identity.start()
+        text_start = text_start or kallsyms.text_start()
     return open_image(path, text_start, build_id, session.kallsyms(), say)
 
 
@@ -162,7 +162,7 @@ class Session:
             say("no history, and the data is of another boot: BPF frames stay as perf has them")
             return
         from ksym_plugin.kernel import snapshot
-        from ksym_plugin.kernel.bpf_lines import LiveLines
+        from ksym_plugin.kernel.bpf_prog import LiveLines
 
         try:
             loads = snapshot.take().loads
@@ -266,7 +266,7 @@ class Live:
 
 def _is_this_boot(there: tuple[str | int | None, ...]) -> bool:
     """Whether a perf.data can be of the running kernel; one without a header may well be."""
-    here = (identity.build_id(), identity.release(), identity.hostname(), identity.start())
+    here = (identity.build_id(), identity.release(), identity.hostname(), kallsyms.text_start())
     return all(has is None or had is None or has == had for has, had in zip(here, there))
 
 

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 
 from ksym_plugin.kernel import snapshot
 from ksym_plugin.kernel.clocks import MONOTONIC, PerfClock
-from ksym_plugin.kernel.kallsyms import Kallsyms, read_module_sizes
+from ksym_plugin.kernel.kallsyms import Kallsyms
+from ksym_plugin.kernel.modules import extents
 from ksym_plugin.plugin.table import Table
 from ksym_plugin.timeline.errors import KallsymsError, KsymError, SourceError
 from ksym_plugin.timeline.symbols import Reason
@@ -404,7 +405,7 @@ class Follower:
 
     def _look_at_modules(self) -> None:
         """Read the static symbols anew when modules have come or gone."""
-        modules = read_module_sizes("/proc/modules")
+        modules = extents()
         if self._has_statics.is_set() and modules == self._modules:
             return
         self._modules = modules

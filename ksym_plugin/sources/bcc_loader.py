@@ -13,7 +13,7 @@ import glob
 import os
 import sys
 
-from ksym_plugin.kernel import btf
+from ksym_plugin.kernel import btf, privileges
 from ksym_plugin.kernel.worker import Worker
 from ksym_plugin.timeline.errors import SourceError
 
@@ -242,7 +242,7 @@ def _refusal(raised: str, output: str) -> SourceError:
     if "super-user" in raised:
         return SourceError(
             "the kernel does not let this user load the probe",
-            "run as root or with CAP_BPF and CAP_PERFMON, and without kernel lockdown",
+            f"{privileges.LOAD_PROBES}, and without kernel lockdown",
         )
     if os.strerror(errno.ENOMEM) in raised:
         return SourceError(

@@ -16,8 +16,8 @@ import select
 import time
 from collections import deque
 
-from ksym_plugin.kernel import bpf_prog, syscalls
-from ksym_plugin.kernel.bpf_lines import Reader, open_program
+from ksym_plugin.kernel import syscalls
+from ksym_plugin.kernel.bpf_prog import ProgramReader, open_program
 from ksym_plugin.kernel.perf_ring import (
     PROG_LOAD,
     BpfEvent,
@@ -135,14 +135,14 @@ class Watch:
 
     def __init__(self, recorder: Connection) -> None:
         self._recorder = recorder
-        self._reader = Reader()
+        self._reader = ProgramReader()
         self._poller = select.poll()
         self._poller.register(recorder, select.POLLIN)
         self._rings: dict[int, Ring] = {}
         self._online = ""
         self._fresh: deque[int] = deque()
         self._follow_cpus()
-        self._backlog = deque(bpf_prog.program_ids())
+        self._backlog = deque(self._reader.ids())
         self._last_id = max(self._backlog, default=0)
 
     def run(self) -> None:
@@ -196,7 +196,7 @@ class Watch:
                     self._fresh.append(record.id)
                     self._last_id = max(self._last_id, record.id)
         if lost:
-            for prog_id in bpf_prog.program_ids(self._last_id):
+            for prog_id in self._reader.ids(self._last_id):
                 self._fresh.append(prog_id)
                 self._last_id = prog_id
 
@@ -216,14 +216,10 @@ class Watch:
 
     def _report(self, prog_id: int, fd: int) -> None:
         """Send what a program is; it is opened first if ``fd`` is -1."""
-        if fd < 0:
-            fd = open_program(prog_id)
-        if fd < 0:
-            details = ProgramDetails(prog_id, GONE)
-        else:
-            try:
-                details = self._reader.read_open(prog_id, fd)
-            finally:
+        try:
+            details = self._reader.details(prog_id, fd)
+        finally:
+            if fd >= 0:
                 os.close(fd)
         self._post(details)
 

@@ -6,7 +6,6 @@ it ends. bcc would fall back to entries in tracefs, which stay behind.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from array import array
@@ -76,25 +75,10 @@ def _open(pmu: int, function: str, cpu: int) -> int:
     try:
         return syscalls.perf_event_open(attr, -1, cpu)
     except OSError as error:
-        raise _refusal(error, function) from error
+        raise privileges.kprobe_refusal(error, function) from error
 
 
 def _ioctl(event: int, request: int, argument: int) -> None:
     if os.uname().machine.startswith("ppc"):
         request = _POWERPC[request]
     fcntl.ioctl(event, request, argument)
-
-
-def _refusal(error: OSError, function: str) -> SourceError:
-    if error.errno == errno.ENOENT:
-        return SourceError(f"this kernel has no {function}", "use Linux 5.7 or later")
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return SourceError(
-            "the kernel does not let this user make kprobes",
-            "run as root or with CAP_SYS_ADMIN, which Debian's and Ubuntu's kernels want here, "
-            "and without kernel lockdown",
-        )
-    reason = os.strerror(error.errno or 0)
-    return SourceError(
-        f"{function} takes no kprobe ({reason})", "see /sys/kernel/debug/kprobes/blacklist"
-    )

@@ -12,16 +12,14 @@ import os
 import time
 from bisect import bisect_right
 
-from ksym_plugin.kernel import kallsyms as line_of
-from ksym_plugin.kernel.kallsyms import PAGE, Kallsyms, KallsymsText
+from ksym_plugin.kernel.kallsyms import KALLSYMS, functions_by_module
 from ksym_plugin.kernel.worker import Worker
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.packed import pack_functions
-from ksym_plugin.timeline.symbols import MODULE, Symbol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import IO, Optional
+    from typing import Optional
 
     from ksym_plugin.kernel.elf import ElfFile
     from ksym_plugin.kernel.worker import Connection
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     #: its init alone.
     Answer = tuple[str, int, Code, Code]
 
-KALLSYMS = "/proc/kallsyms"
 #: How long the process may take, in seconds, init functions that it waits for included.
 _LIMIT = 10.0
 #: An ELF file takes some 10 ms, kallsyms 50 ms for all there are.
@@ -43,10 +40,8 @@ _MOST_FILES = 8
 #: How long an init function is waited for, whose module only kallsyms can tell of.
 _INIT_SECONDS = 3.0
 _STEP_SECONDS = 0.02
-_BLOCK = 1 << 17
 _INIT = ".init"
 _NONE = (0, 0, b"")
-_BPF = b"\t[bpf]"
 
 
 class FunctionReader:
@@ -110,14 +105,14 @@ def answers(questions: list[Question], release: str, kallsyms: str = KALLSYMS) -
 
 def _by_file(question: Question, release: str) -> Answer | None:
     """By the module's file; None where that cannot be used."""
-    from ksym_plugin.kernel import modules
+    from ksym_plugin.kernel import module_file
 
     name, base, size, sections, build_id = question
-    path = modules.path_of(name, release) if sections and build_id else None
+    path = module_file.path_of(name, release) if sections and build_id else None
     if path is None:
         return None
     try:
-        file = modules.read(path, sections, build_id)
+        file = module_file.read(path, sections, build_id)
     except (KsymError, ImportError):
         return None
     rows, init = split_init(functions_of(file), sections)
@@ -152,8 +147,7 @@ def _by_kallsyms(questions: list[Question], path: str) -> list[Answer]:
     _await_inits([name for name, *_ in questions])
     now = time.monotonic_ns()
     try:
-        with open(path, "rb") as file:
-            by_module = functions_in(file)
+        by_module = functions_by_module(path)
     except (OSError, KsymError) as error:
         return [(str(error), now, _NONE, _NONE) for _ in questions]
     found = []
@@ -164,50 +158,6 @@ def _by_kallsyms(questions: list[Question], path: str) -> list[Answer]:
         else:
             found.append(("the kernel does not tell its functions", now, _NONE, _NONE))
     return found
-
-
-def functions_in(file: IO[bytes]) -> dict[str, list[FunctionRow]]:
-    """The functions of all modules in the text of a kallsyms table, by module."""
-    text = _module_lines(file)
-    table = Kallsyms(text, {})
-    starts: dict[str, set[int]] = {}
-    for line in text.lines:
-        if line_of.is_function(line):
-            name, module = line_of.split(line)
-            if module is not None and line_of.kind_of(name, module) == MODULE:
-                starts.setdefault(module, set()).add(line_of.address_of(line))
-    return {module: _bounded(table, of_one) for module, of_one in starts.items()}
-
-
-def _module_lines(file: IO[bytes]) -> KallsymsText:
-    """The lines of modules, which follow the kernel's own; what follows is not read."""
-    text = KallsymsText()
-    while True:
-        block = file.read(_BLOCK)
-        if block and not block.endswith(b"\n"):
-            block += file.readline(_BLOCK)
-        end = block.find(_BPF)
-        if end >= 0:
-            block = block[: block.rfind(b"\n", 0, end) + 1]
-        if b"\t[" in block:
-            text.add(b"".join(line for line in block.splitlines(True) if b"\t[" in line))
-        if end >= 0 or not block:
-            return text
-
-
-def _bounded(table: Kallsyms, starts: set[int]) -> list[FunctionRow]:
-    """The functions that begin at ``starts``.
-
-    Where another of the same module does not follow, nothing tells how far one goes: the
-    rest of its page is the module's in any case.
-    """
-    rows = []
-    for start in sorted(starts):
-        symbol = table.find(start)
-        if isinstance(symbol, Symbol):
-            end = symbol.end if symbol.end in starts else min(symbol.end, (start | (PAGE - 1)) + 1)
-            rows += [(start, end - start, name) for name in table.aliases(start)]
-    return rows
 
 
 def _await_inits(names: list[str]) -> None:

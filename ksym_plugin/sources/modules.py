@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from ksym_plugin.kernel import privileges
 from ksym_plugin.kernel.elf import module_sections
 from ksym_plugin.kernel.identity import build_id
-from ksym_plugin.kernel.modules import LISTING, LOADING, UNLOADING, Listed, Uevents, parse_listing
+from ksym_plugin.kernel.modules import LISTING, LOADING, UNLOADING, Listed, Uevents, read_listing
 from ksym_plugin.sources.module_functions import FunctionReader
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.packed import PackedFunctions
@@ -323,15 +324,11 @@ class Modules:
 
     def _list(self) -> dict[str, Listed]:
         try:
-            with open(self._listing, encoding="ascii", errors="replace") as file:
-                listed = parse_listing(file.read())
+            listed = read_listing(self._listing)
         except OSError as error:
             raise SourceError(f"{self._listing} cannot be read ({error.strerror})") from error
         if listed and not any(one.base for one in listed.values()):
-            raise SourceError(
-                "the kernel hides where its modules are",
-                "run as root or with CAP_SYSLOG, and set kernel.kptr_restrict below 2",
-            )
+            raise privileges.modules_hidden()
         return listed
 
 

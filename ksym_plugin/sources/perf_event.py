@@ -10,11 +10,10 @@ change is known to lie between two reads.
 from __future__ import annotations
 
 import errno
-import os
 import select
 import time
 
-from ksym_plugin.kernel import syscalls
+from ksym_plugin.kernel import privileges, syscalls
 from ksym_plugin.kernel.perf_ring import Lost, Ring, online_text, parse, parse_cpu_list
 from ksym_plugin.kernel.snapshot import Taker
 from ksym_plugin.kernel.syscalls import Ticker
@@ -141,7 +140,7 @@ class PerfEventSource(Source):
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return False
-            raise _refusal(error, cpu) from error
+            raise privileges.perf_event_refusal(error, cpu) from error
         self._rings[cpu] = ring
         self._epoll.register(ring.fd, select.EPOLLIN)
         return True
@@ -221,30 +220,3 @@ def _attr(lost_at_read: bool) -> bytes:
         wakeup_watermark=1,
         read_format=syscalls.FORMAT_LOST if lost_at_read else 0,
     )
-
-
-def _refusal(error: OSError, cpu: int) -> SourceError:
-    """What a failed perf_event_open(2), or mapping of its ring, means."""
-    if error.errno == errno.EACCES:
-        return SourceError(
-            "perf_event_open(2) does not let this user watch all tasks",
-            "run as root or with CAP_PERFMON, or set kernel.perf_event_paranoid to 0 or below "
-            "(sysctl kernel.perf_event_paranoid=0)",
-        )
-    if error.errno == errno.EPERM:
-        return SourceError(
-            "a perf ring may not be made, for want of privilege or of lockable memory",
-            "run as root or with CAP_PERFMON and CAP_IPC_LOCK, or raise kernel.perf_event_mlock_kb",
-        )
-    if error.errno in (errno.EINVAL, errno.E2BIG):
-        return SourceError(
-            "this kernel's perf_event_open(2) does not know ksymbol records",
-            "use Linux 5.1 or later",
-        )
-    if error.errno == errno.EMFILE:
-        return SourceError(
-            "too many open files: two are needed for each CPU", "raise the limit (ulimit -n)"
-        )
-    if error.errno == errno.ENOSYS:
-        return SourceError("this kernel has no perf events", "use one with CONFIG_PERF_EVENTS")
-    return SourceError(f"perf_event_open(2) fails on CPU {cpu}: {os.strerror(error.errno or 0)}")

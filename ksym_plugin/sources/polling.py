@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 
-from ksym_plugin.kernel import bpf_prog, snapshot
-from ksym_plugin.kernel.snapshot import read_lines
-from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.kernel import privileges
+from ksym_plugin.kernel.bpf_prog import ProgramReader
+from ksym_plugin.kernel.kallsyms import KALLSYMS, read_tail
+from ksym_plugin.kernel.snapshot import Taker, image_loads, program_loads
 from ksym_plugin.timeline.source import Source
 from ksym_plugin.timeline.symbols import Load, Loss, Unload
 
@@ -38,9 +39,17 @@ class PollingSource(Source):
 
     name = "polling"
 
-    def __init__(self, interval: float = 0.1) -> None:
+    def __init__(
+        self,
+        interval: float = 0.1,
+        reader: ProgramReader | None = None,
+        kallsyms: str = KALLSYMS,
+    ) -> None:
         super().__init__()
         self.interval = interval
+        self._reader = reader or ProgramReader()
+        self._kallsyms = kallsyms
+        self._taker = Taker(False, self._reader, kallsyms)
         self._read_at = self._listed_at = self._images_at = time.monotonic_ns()
         self._list_due = self._images_due = self._changed_at = 0
         #: Since when there may be programs with ids after the last one known. At the start
@@ -48,12 +57,12 @@ class PollingSource(Source):
         self._newer_since = self._read_at
         self._count_skipped = False
         #: What is known by id; nothing under it where the program is not JITed.
-        self._programs: dict[int, list[Load]] = {id: [] for id in bpf_prog.program_ids()}
+        self._programs: dict[int, list[Load]] = {id: [] for id in self._reader.ids()}
         self._last_id = max(self._programs, default=0)
-        taken = snapshot.take()
+        taken = self._taker.take()
         if taken.limit:
             # Without ids and lengths there is nothing to compare.
-            raise SourceError(bpf_prog.HIDDEN_PROBLEM, bpf_prog.HIDDEN_REMEDY)
+            raise privileges.programs_hidden()
         self._images: dict[int, Load] = {}
         for load in taken.loads:
             if load.prog_id is None:
@@ -62,7 +71,7 @@ class PollingSource(Source):
                 self._programs[load.prog_id].append(load)
 
     def snapshot(self) -> list[Load]:
-        taken = snapshot.take()
+        taken = self._taker.take()
         self.notes = [taken.limit] if taken.limit else []
         self.lists_images = taken.lists_images
         return taken.loads
@@ -86,15 +95,15 @@ class PollingSource(Source):
 
     def _new_programs(self) -> tuple[list[Loss], dict[int, list[Load]]]:
         """Programs after the last known id, and a loss for ids that are missing."""
-        listed = bpf_prog.newer_than(self._last_id)
+        listed = self._reader.newer_than(self._last_id)
         found = [program for program in listed if program.id not in self._programs]
         now = time.monotonic_ns()
         fresh: dict[int, list[Load]] = {}
         for program in found:
             if program.hidden:
-                self.notes = [f"{bpf_prog.HIDDEN_PROBLEM}; {bpf_prog.HIDDEN_REMEDY}"]
+                self.notes = [str(privileges.programs_hidden())]
             earliest = max(self._read_at, program.load_time)
-            fresh[program.id] = snapshot.program_loads(program, {}, earliest, now)
+            fresh[program.id] = program_loads(program, self._reader, {}, earliest, now)
         if not found:
             return [], fresh
         skipped = found[-1].id - self._last_id - len(found)
@@ -115,7 +124,7 @@ class PollingSource(Source):
     def _gone_programs(self, fresh: dict[int, list[Load]]) -> list[Unload]:
         """What of the known programs is not listed any more, before ``fresh`` ones came."""
         before = time.monotonic_ns()
-        listed = list(bpf_prog.program_ids())
+        listed = list(self._reader.ids())
         now = time.monotonic_ns()
         since, self._listed_at = self._listed_at, before
         self._list_due = now + _REST * (now - before)
@@ -135,13 +144,13 @@ class PollingSource(Source):
 
     def _image_changes(self) -> list[Change]:
         before = time.monotonic_ns()
-        lines = read_lines()
+        tail = read_tail(self._kallsyms)
         now = time.monotonic_ns()
         since, self._images_at = self._images_at, before
         recent = before - self._changed_at < _IMAGES_AFTER
         rest, shortest = (_REST, _SECOND) if recent else (10 * _REST, 30 * _SECOND)
         self._images_due = now + max(shortest, rest * (now - before))
-        found = {load.symbol.start: load for load in snapshot.image_loads(lines, since, now)}
+        found = {load.symbol.start: load for load in image_loads(tail, since, now)}
         gone = [load for load in self._images.values() if not _is_in(load, found)]
         new = [load for load in found.values() if not _is_in(load, self._images)]
         self._images = found

@@ -10,7 +10,8 @@ import time
 from array import array
 from contextlib import ExitStack
 
-from ksym_plugin.kernel import bpf_prog, syscalls
+from ksym_plugin.kernel import syscalls
+from ksym_plugin.kernel.bpf_prog import ProgramReader, measure
 from ksym_plugin.kernel.perf_ring import possible_count
 from ksym_plugin.kernel.snapshot import Taker
 from ksym_plugin.kernel.syscalls import Ticker
@@ -57,7 +58,7 @@ def run(take: Callable[[], list[Record]]) -> bool:
     try:
         fd = _load()
         try:
-            length = bpf_prog.read(fd).jited_length
+            length = ProgramReader().info(fd).jited_length
             added = _find(take(), ADD)
         finally:
             os.close(fd)
@@ -118,7 +119,8 @@ class KsymSource(Source):
         ``ring`` False is for perf buffers where there is a choice.
         """
         super().__init__()
-        self._taker = Taker(symbols_only=True)
+        self._reader = ProgramReader()
+        self._taker = Taker(True, self._reader)
         self._images_unsure = True
         self._lost_images = self._missed = 0
         self._records = self._lost = 0
@@ -168,7 +170,7 @@ class KsymSource(Source):
     def measure(self) -> None:
         """Have the kernel measure what the probe costs, while the source is open."""
         try:
-            self._stack.callback(os.close, bpf_prog.measure())
+            self._stack.callback(os.close, measure())
         except OSError as error:
             raise SourceError(
                 f"the cost of the probe cannot be measured ({error.strerror})",
@@ -180,7 +182,7 @@ class KsymSource(Source):
 
         ``*_ns`` and ``*_runs`` count from ``measure`` on; they are 0 without it.
         """
-        add, delete = (bpf_prog.read(fd) for fd in self._program.programs)
+        add, delete = (self._reader.info(fd) for fd in self._program.programs)
         return {
             "records": self._records,
             "lost": self._lost,
@@ -267,7 +269,7 @@ class KsymSource(Source):
 
     def _misses(self) -> int:
         """How often the kernel did not run the programs, because they were running."""
-        return sum(bpf_prog.read(fd).misses for fd in self._program.programs)
+        return sum(self._reader.info(fd).misses for fd in self._program.programs)
 
 
 def _compiled(flags: list[str], programs: tuple[str, ...]) -> BccProgram:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ksym_plugin.kernel import bpf_prog
+from ksym_plugin.kernel.bpf_prog import ProgramReader
 from ksym_plugin.kernel.perf_ring import (
     KSYMBOL_BPF,
     KSYMBOL_OOL,
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from ksym_plugin.kernel.perf_ring import KSymbol
 
     Live = dict[int, tuple[str, "int | None"]]
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from ksym_plugin.kernel.bpf_prog import Program
+    from ksym_plugin.kernel.bpf_prog import ProgramInfo
     from ksym_plugin.kernel.perf_ring import Record
 
     #: (start, program id) to the name it was loaded under in the drain at hand.
@@ -196,13 +196,8 @@ _OOL_MODULES = {
 class Sideband:
     """Turns records into changes; remembers what is live to tell whose end an end is."""
 
-    def __init__(
-        self,
-        program: Callable[[int], Program | None] = bpf_prog.program,
-        function_names: Callable[[int], list[str]] = bpf_prog.function_names,
-    ) -> None:
-        self._program = program
-        self._function_names = function_names
+    def __init__(self, reader: ProgramReader | None = None) -> None:
+        self._reader = reader or ProgramReader()
         #: Start to (name, program id) of what is there.
         self.live: dict[int, tuple[str, int | None]] = {}
         self._waiting: list[Event] = []
@@ -223,7 +218,7 @@ class Sideband:
         """
         events: list[Event] = []
         lanes = [_lane(records, ring, earliest, events) for ring, records in enumerate(rings)]
-        strays: list[Program] = []
+        strays: list[ProgramInfo] = []
         for lane in lanes:
             self._claim_loads(lane, strays)
         again = self._claim_strays(strays, events) if strays else []
@@ -237,7 +232,7 @@ class Sideband:
         self._waiting = [event for event in events if event.awaits_program()]
         return again + [_change(event, latest) for event in in_order(events, self.live)]
 
-    def _claim_loads(self, lane: list[Event | BpfEvent], strays: list[Program]) -> None:
+    def _claim_loads(self, lane: list[Event | BpfEvent], strays: list[ProgramInfo]) -> None:
         """Give the loads that a BPF_EVENT follows to its program."""
         pending: deque[Event] = deque(maxlen=_MOST_PENDING)
         for item in lane:
@@ -255,17 +250,17 @@ class Sideband:
                     # The task moved while it announced the program: look elsewhere.
                     strays.append(program)
 
-    def _look_up(self, record: BpfEvent) -> tuple[Program | None, bool | None]:
+    def _look_up(self, record: BpfEvent) -> tuple[ProgramInfo | None, bool | None]:
         """The program, if bpf(2) tells where it is; and whether it is there, if known."""
         try:
-            program = self._program(record.id)
+            program = self._reader.program(record.id)
         except SourceError:
             return None, None
         if program is None or program.tag != record.tag:
             return None, False
         return (program if program.functions else None), True
 
-    def _claim_strays(self, programs: list[Program], events: list[Event]) -> list[Load]:
+    def _claim_strays(self, programs: list[ProgramInfo], events: list[Event]) -> list[Load]:
         """Find programs' loads in all rings, and among those reported without an id."""
         for program in programs:
             wanted = {start: at for at, (start, _) in enumerate(program.functions)}
@@ -277,7 +272,7 @@ class Sideband:
                 self.live[event.start] = (event.name, event.prog_id)
         return [_load(event, event.latest) for event in late]
 
-    def _give(self, program: Program, wanted: dict[int, int], events: Iterable[Event]) -> None:
+    def _give(self, program: ProgramInfo, wanted: dict[int, int], events: Iterable[Event]) -> None:
         """Give events, the latest first, to the functions of a program that is there."""
         for event in events:
             at = wanted.get(event.start)
@@ -290,7 +285,7 @@ class Sideband:
                 if not wanted:
                     return
 
-    def _identify(self, event: Event, program: Program, at: int) -> None:
+    def _identify(self, event: Event, program: ProgramInfo, at: int) -> None:
         event.prog_id = program.id
         event.there = True
         event.length = program.functions[at][1]
@@ -299,7 +294,7 @@ class Sideband:
         if parts is None or parts[0] != program.tags[at]:
             # A main program without a name, or a subprogram with the main one's: heal.
             try:
-                names = self._function_names(program.id)
+                names = self._reader.function_names(program.id)
             except SourceError:
                 names = []
             event.name = names[at] if at < len(names) else ""
@@ -372,7 +367,7 @@ def _tag(event: Event) -> str:
     return parts[0] if parts is not None else ""
 
 
-def _can_be(event: Event, program: Program, at: int) -> bool:
+def _can_be(event: Event, program: ProgramInfo, at: int) -> bool:
     """Whether a load can be that of this function of a program."""
     if event.type != KSYMBOL_BPF:
         return False

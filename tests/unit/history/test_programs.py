@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ksym_plugin.history.reader import BootHistory, History
 from ksym_plugin.history.writer import HistoryWriter
-from ksym_plugin.kernel.bpf_lines import digest_of
+from ksym_plugin.kernel.bpf_prog import digest_of
 from ksym_plugin.timeline.line_table import pack_lines
 from ksym_plugin.timeline.program import GONE, ProgramDetails
 from ksym_plugin.timeline.symbols import Lifetime

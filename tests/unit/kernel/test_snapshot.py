@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
-from types import SimpleNamespace
+import time
 
 import pytest
 
-from ksym_plugin.kernel import bpf_prog, btf, snapshot
-from ksym_plugin.kernel.bpf_prog import Program
-from ksym_plugin.kernel.snapshot import Lines, parse_lines
+from ksym_plugin.kernel import btf, snapshot
+from ksym_plugin.kernel.bpf_prog import ProgramInfo
+from ksym_plugin.kernel.kallsyms import read_tail
+from ksym_plugin.kernel.snapshot import Taker
 from ksym_plugin.sources import polling
 from ksym_plugin.sources.polling import PollingSource
 from ksym_plugin.timeline.errors import SourceError
@@ -38,51 +39,108 @@ ffffffffc0400000 t kprobe_insn_page\t[__builtin__kprobes]
 
 
 def made(prog_id, name, functions, tags, hidden=False):
-    program = Program(prog_id, 1, tags[0], name, 500, 0, hidden)
+    program = ProgramInfo(prog_id, 1, tags[0], name, 500, 0, hidden)
     program.functions, program.tags = functions, tags
     return program
 
 
-@pytest.fixture(autouse=True)
-def no_names_from_bpf(monkeypatch):
-    monkeypatch.setattr(bpf_prog, "function_names", lambda prog_id: [])
+class Kernel:
+    """A list of programs, and a kallsyms, in place of the kernel's."""
+
+    def __init__(self, folder):
+        self.programs = {}
+        self.opened = []
+        self.refuses = self.is_hidden = False
+        self.path = folder / "kallsyms"
+        self.list()
+
+    def list(self, text=b""):
+        """What kallsyms has."""
+        self.path.write_bytes(text)
+
+    def load(self, prog_id, start):
+        self.programs[prog_id] = made(prog_id, f"p{prog_id}", [(start, 64)], [TAG])
+
+    def taker(self, **options):
+        return Taker(reader=self, kallsyms=str(self.path), **options)
+
+    def taken(self, *programs):
+        """The loads of a snapshot."""
+        self.programs = {program.id: program for program in programs}
+        return self.taker().take().loads
+
+    def polled(self):
+        return PollingSource(reader=self, kallsyms=str(self.path))
+
+    def ids(self, after=0):
+        if self.refuses:
+            raise SourceError("refused", "be root")
+        return iter(sorted(key for key in self.programs if key > after))
+
+    def newer_than(self, after):
+        return self.by_id(self.ids(after))
+
+    def by_id(self, ids):
+        ids = list(ids)
+        self.opened += ids
+        return iter([self.programs[key] for key in ids if key in self.programs])
+
+    def function_names(self, prog_id):
+        return []
 
 
-def taken(monkeypatch, programs, lines):
-    """The loads of a snapshot that ended at 900."""
-    held = {program.id: program for program in programs}
-    monkeypatch.setattr(bpf_prog, "program_ids", lambda: iter(held))
-    monkeypatch.setattr(bpf_prog, "by_id", lambda ids: [held[prog_id] for prog_id in ids])
-    monkeypatch.setattr(snapshot, "read_lines", lambda: lines)
-    monkeypatch.setattr(snapshot, "time", SimpleNamespace(monotonic_ns=lambda: 900))
-    return snapshot.take().loads
+@pytest.fixture
+def kernel(tmp_path):
+    return Kernel(tmp_path)
 
 
-def test_lines_are_found_in_the_tail_and_sorted():
-    lines = parse_lines(KALLSYMS)
-    assert lines.bpf == [
+@pytest.fixture
+def often(monkeypatch):
+    """Polls look at everything each time."""
+    monkeypatch.setattr(polling, "_SECOND", 0)
+    monkeypatch.setattr(polling, "_REST", 0)
+
+
+def test_lines_are_found_in_the_tail_and_sorted(kernel):
+    kernel.list(KALLSYMS)
+    tail = read_tail(str(kernel.path))
+    assert tail.bpf == [
         (S, f"bpf_prog_{TAG}_a_rather_long_function"),
         (S + 0x100, f"bpf_prog_{SUBTAG}_sub"),
         (S + 0x400, "bpf_trampoline_6442"),
     ]
-    assert lines.ool == [
+    assert tail.ool == [
         (0xFFFFFFFFC0300000, "ftrace_trampoline", "__builtin__ftrace"),
         (0xFFFFFFFFC0400000, "kprobe_insn_page", "__builtin__kprobes"),
     ]
+
+
+def test_a_tail_in_any_block_is_found(kernel):
+    """The text is read in blocks of 128 KiB, and what is looked for may be cut by one."""
+    line = b"ffffffff81000010 t a_function_of_the_image\n"
+    for more in range(0, len(KALLSYMS), 7):
+        filler = line * ((1 << 17) // len(line)) + b"ffffffff81000010 t " + b"x" * more + b"\n"
+        kernel.list(filler + KALLSYMS)
+        tail = read_tail(str(kernel.path))
+        assert (len(tail.bpf), len(tail.ool)) == (3, 2)
 
 
 @pytest.mark.parametrize(
     "text",
     [b"", b"0000000000000000 t bpf_prog_x\t[bpf]\n", b"zz t a\t[bpf]\n", b"\t[bpf]\n", b"[bpf]"],
 )
-def test_hidden_or_broken_lines_are_none(text):
-    lines = parse_lines(text)
-    assert (lines.bpf, lines.ool) == ([], [])
+def test_hidden_or_broken_lines_are_none(kernel, text):
+    kernel.list(text)
+    tail = read_tail(str(kernel.path))
+    assert (tail.bpf, tail.ool) == ([], [])
+    kernel.path.unlink()
+    assert read_tail(str(kernel.path)).bpf == []
 
 
-def test_names_come_from_kallsyms_and_lengths_from_bpf(monkeypatch):
-    program = made(7, "a_rather_long_f", [(S, 60), (S + 0x100, 40)], [TAG, SUBTAG])
-    loads = taken(monkeypatch, [program], parse_lines(KALLSYMS))
+def test_names_come_from_kallsyms_and_lengths_from_bpf(kernel):
+    kernel.list(KALLSYMS)
+    before = time.monotonic_ns()
+    loads = kernel.taken(made(7, "a_rather_long_f", [(S, 60), (S + 0x100, 40)], [TAG, SUBTAG]))
     assert [
         (load.symbol.start, load.symbol.end, load.symbol.name, load.prog_id, load.open_ended)
         for load in loads
@@ -92,52 +150,48 @@ def test_names_come_from_kallsyms_and_lengths_from_bpf(monkeypatch):
         (S + 0x100, S + 0x100 + 40, f"bpf_prog_{SUBTAG}_sub", 7, False),
         (S + 0x400, S + 0x1400, "bpf_trampoline_6442", None, True),
     ]
-    assert [(load.earliest, load.latest) for load in loads if load.prog_id] == [(500, 900)] * 2
+    programs = [load for load in loads if load.prog_id]
+    assert [load.earliest for load in programs] == [500] * 2
+    assert all(before <= load.latest <= time.monotonic_ns() for load in programs)
     assert next(load for load in loads if load.symbol.kind == BPF_TRAMPOLINE).earliest == 0
 
 
-def test_a_line_about_what_was_there_before_names_nothing(monkeypatch):
-    program = made(8, "other", [(S, 60)], [SUBTAG])
-    loads = taken(monkeypatch, [program], parse_lines(KALLSYMS))
+def test_a_line_about_what_was_there_before_names_nothing(kernel):
+    kernel.list(KALLSYMS)
+    loads = kernel.taken(made(8, "other", [(S, 60)], [SUBTAG]))
     assert next(load for load in loads if load.prog_id).symbol.name == f"bpf_prog_{SUBTAG}_other"
 
 
-def test_two_programs_at_one_start_leave_the_younger(monkeypatch):
+def test_two_programs_at_one_start_leave_the_younger(kernel):
+    kernel.list(KALLSYMS)
     old = made(7, "a_rather_long_f", [(S, 60)], [TAG])
     new = made(8, "a_rather_long_f", [(S, 90)], [TAG])
-    for order in ([old, new], [new, old]):
-        loads = taken(monkeypatch, order, parse_lines(KALLSYMS))
-        (load,) = [one for one in loads if one.prog_id]
-        assert (load.prog_id, load.symbol.end) == (8, S + 90)
+    (load,) = [one for one in kernel.taken(new, old) if one.prog_id]
+    assert (load.prog_id, load.symbol.end) == (8, S + 90)
 
 
-def test_a_subprogram_nobody_can_name_says_so(monkeypatch):
-    program = made(7, "main", [(S, 60), (S + 64, 40)], [TAG, SUBTAG])
-    names = [load.symbol.name for load in taken(monkeypatch, [program], Lines())]
-    assert names == [f"bpf_prog_{TAG}_main", UNNAMED_BPF]
+def test_a_subprogram_nobody_can_name_says_so(kernel):
+    loads = kernel.taken(made(7, "main", [(S, 60), (S + 64, 40)], [TAG, SUBTAG]))
+    assert [load.symbol.name for load in loads] == [f"bpf_prog_{TAG}_main", UNNAMED_BPF]
 
 
-def test_without_bpf_each_symbol_reaches_to_the_next_or_a_page(monkeypatch):
-    def refuse():
-        raise SourceError("refused", "be root")
-
-    monkeypatch.setattr(bpf_prog, "program_ids", refuse)
-    monkeypatch.setattr(snapshot, "read_lines", lambda: parse_lines(KALLSYMS))
-    snap = snapshot.take()
+def test_without_bpf_each_symbol_reaches_to_the_next_or_a_page(kernel):
+    kernel.refuses = True
+    kernel.list(KALLSYMS)
+    snap = kernel.taker().take()
     ends = {load.symbol.start: load.symbol.end for load in snap.loads}
     assert ends[S] == S + 0x100
     assert ends[S + 0x400] == S + 0x1400
     assert all(load.open_ended for load in snap.loads)
     assert "refused" in snap.limit and "lengths" in snap.limit
-    monkeypatch.setattr(snapshot, "read_lines", lambda: Lines())
+    kernel.list()
     with pytest.raises(SourceError, match="be root"):
-        snapshot.take()
+        kernel.taker().take()
 
 
-def test_hidden_addresses_have_a_sentence_of_their_own(monkeypatch):
-    hidden = made(7, "x", [], [TAG], True)
+def test_hidden_addresses_have_a_sentence_of_their_own(kernel):
     with pytest.raises(SourceError) as caught:
-        taken(monkeypatch, [hidden], Lines())
+        kernel.taken(made(7, "x", [], [TAG], True))
     assert "kptr_restrict" in caught.value.remedy and "CAP_SYSLOG" in caught.value.remedy
 
 
@@ -166,60 +220,30 @@ def test_broken_btf_has_no_names_and_never_raises():
     assert btf.function_names(b"\0" * 40, [1]) == {}
 
 
-class Kernel:
-    """A list of programs in place of the kernel's."""
-
-    def __init__(self, monkeypatch):
-        self.programs = {}
-        self.lines = Lines()
-        monkeypatch.setattr(bpf_prog, "program_ids", self.ids)
-        monkeypatch.setattr(bpf_prog, "newer_than", self.newer_than)
-        monkeypatch.setattr(bpf_prog, "by_id", self.by_id)
-        self.opened = []
-        monkeypatch.setattr(snapshot, "read_lines", lambda: self.lines)
-        monkeypatch.setattr(polling, "read_lines", lambda: self.lines)
-        monkeypatch.setattr(polling, "_SECOND", 0)
-        monkeypatch.setattr(polling, "_REST", 0)
-
-    def load(self, prog_id, start):
-        self.programs[prog_id] = made(prog_id, f"p{prog_id}", [(start, 64)], [TAG])
-
-    def ids(self, after=0):
-        return iter(sorted(key for key in self.programs if key > after))
-
-    def newer_than(self, after):
-        return self.by_id(self.ids(after))
-
-    def by_id(self, ids):
-        ids = list(ids)
-        self.opened += ids
-        return iter([self.programs[key] for key in ids if key in self.programs])
-
-
-def test_without_btf_the_names_are_known_without_asking(monkeypatch):
+def test_without_btf_the_names_are_known_without_asking(kernel):
     def never(prog_id):
         raise AssertionError("opened once more")
 
-    monkeypatch.setattr(bpf_prog, "function_names", never)
+    kernel.function_names = never
     program = made(7, "main", [(S, 60), (S + 64, 40)], [TAG, SUBTAG])
     program.has_btf = False
-    names = [load.symbol.name for load in taken(monkeypatch, [program], Lines())]
+    names = [load.symbol.name for load in kernel.taken(program)]
     assert names == [f"bpf_prog_{TAG}_main", f"bpf_prog_{SUBTAG}_F"]
 
 
-def test_names_of_many_are_read_from_kallsyms_even_without_images(monkeypatch):
-    kernel = Kernel(monkeypatch)
+def test_names_of_many_are_read_from_kallsyms_even_without_images(kernel):
+    text = ""
     for index in range(snapshot._FEW + 1):
         kernel.load(5 + index, S + 64 * index)
-    reads = []
-    monkeypatch.setattr(snapshot, "read_lines", lambda: reads.append(1) or kernel.lines)
-    assert len(snapshot.Taker().take(images=False).loads) == snapshot._FEW + 1
-    assert reads == [1]
+        text += f"{S + 64 * index:x} t bpf_prog_{TAG}_p{5 + index}_and_more\t[bpf]\n"
+    kernel.list(text.encode())
+    names = [load.symbol.name for load in kernel.taker().take(images=False).loads]
+    assert names == [f"bpf_prog_{TAG}_p{5 + index}_and_more" for index in range(len(names))]
+    assert len(names) == snapshot._FEW + 1
 
 
-def test_a_second_snapshot_opens_only_what_is_new(monkeypatch):
-    kernel = Kernel(monkeypatch)
-    taker = snapshot.Taker()
+def test_a_second_snapshot_opens_only_what_is_new(kernel):
+    taker = kernel.taker()
     kernel.load(5, S)
     kernel.load(6, S + 64)
     first = taker.take().loads
@@ -233,9 +257,8 @@ def test_a_second_snapshot_opens_only_what_is_new(monkeypatch):
     assert [load.latest for load in second if load.prog_id == 6] == [first[1].latest]
 
 
-def test_what_is_done_to_a_snapshot_does_not_reach_the_next(monkeypatch):
-    kernel = Kernel(monkeypatch)
-    taker = snapshot.Taker()
+def test_what_is_done_to_a_snapshot_does_not_reach_the_next(kernel):
+    taker = kernel.taker()
     kernel.load(5, S)
     (load,) = taker.take().loads
     load.earliest, load.prog_id = 600, None
@@ -246,24 +269,19 @@ def test_what_is_done_to_a_snapshot_does_not_reach_the_next(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "listed"), [(f"{S:x} t bpf_prog_{TAG}_p5\t[bpf]\n", True), ("", False)]
 )
-def test_no_image_is_there_where_kallsyms_shows_programs_alone(monkeypatch, text, listed):
+def test_no_image_is_there_where_kallsyms_shows_programs_alone(kernel, text, listed):
     """As against one that shows no BPF at all (net.core.bpf_jit_kallsyms = 0)."""
-    Kernel(monkeypatch).load(5, S)
-    monkeypatch.setattr(snapshot, "read_lines", lambda: parse_lines(text.encode()))
-    taken = snapshot.Taker().take()
+    kernel.load(5, S)
+    kernel.list(text.encode())
+    taken = kernel.taker().take()
     assert [load.prog_id for load in taken.loads] == [5]
     assert taken.lists_images is listed
 
 
-def test_without_images_kallsyms_is_not_read(monkeypatch):
-    kernel = Kernel(monkeypatch)
+def test_without_images_kallsyms_is_not_read(kernel):
     kernel.load(5, S)
-
-    def never():
-        raise AssertionError("kallsyms was read")
-
-    monkeypatch.setattr(snapshot, "read_lines", never)
-    taken = snapshot.Taker().take(images=False)
+    kernel.list(KALLSYMS)
+    taken = kernel.taker().take(images=False)
     (load,) = taken.loads
     assert not taken.lists_images
     # As far as bpf(2) has it: the long name is in the program's BTF, if it has one.
@@ -282,10 +300,9 @@ def brief(changes):
     ]
 
 
-def test_polls_see_what_came_and_went(monkeypatch):
-    kernel = Kernel(monkeypatch)
+def test_polls_see_what_came_and_went(kernel, often):
     kernel.load(5, S)
-    source = PollingSource()
+    source = kernel.polled()
     assert brief(source.snapshot()) == [("load", 5, S)]
     kernel.load(6, S + 64)
     (load,) = source.read()
@@ -298,10 +315,9 @@ def test_polls_see_what_came_and_went(monkeypatch):
     assert source.read() == []
 
 
-def test_a_place_taken_over_between_polls_is_freed_first(monkeypatch):
-    kernel = Kernel(monkeypatch)
+def test_a_place_taken_over_between_polls_is_freed_first(kernel, often):
     kernel.load(5, S)
-    source = PollingSource()
+    source = kernel.polled()
     source._list_due = 1 << 63
     del kernel.programs[5]
     kernel.load(6, S)
@@ -310,10 +326,9 @@ def test_a_place_taken_over_between_polls_is_freed_first(monkeypatch):
     assert unload.latest < load.latest
 
 
-def test_ids_used_up_between_polls_are_a_loss(monkeypatch):
-    kernel = Kernel(monkeypatch)
+def test_ids_used_up_between_polls_are_a_loss(kernel, often):
     kernel.load(5, S)
-    source = PollingSource()
+    source = kernel.polled()
     began = source._read_at
     kernel.load(7, S + 64)
     loss, _ = source.read()
@@ -324,20 +339,18 @@ def test_ids_used_up_between_polls_are_a_loss(monkeypatch):
     assert isinstance(loss, Loss) and loss.count == 2
 
 
-def test_images_are_found_by_their_lines(monkeypatch):
-    kernel = Kernel(monkeypatch)
-    source = PollingSource()
-    kernel.lines = parse_lines(f"{S:x} t bpf_trampoline_1\t[bpf]\n".encode())
+def test_images_are_found_by_their_lines(kernel, often):
+    source = kernel.polled()
+    kernel.list(f"{S:x} t bpf_trampoline_1\t[bpf]\n".encode())
     (load,) = source.read()
     assert load.open_ended and load.symbol.module == BPF_MODULE
-    kernel.lines = Lines()
+    kernel.list()
     (unload,) = source.read()
     assert (unload.start, unload.name) == (S, "bpf_trampoline_1")
 
 
-def test_the_last_id_going_away_is_no_loss(monkeypatch):
-    kernel = Kernel(monkeypatch)
-    source = PollingSource()
+def test_the_last_id_going_away_is_no_loss(kernel, often):
+    source = kernel.polled()
     for prog_id in (1, 2, 3):
         kernel.load(prog_id, S + 64 * prog_id)
         source.read()
@@ -347,29 +360,27 @@ def test_the_last_id_going_away_is_no_loss(monkeypatch):
     assert brief(source.read()) == [("load", 4, S)]
 
 
-def test_ids_that_start_again_from_below_are_found(monkeypatch):
-    kernel = Kernel(monkeypatch)
+def test_ids_that_start_again_from_below_are_found(kernel, often):
     kernel.load(2**31 - 2, S)
-    source = PollingSource()
+    source = kernel.polled()
     kernel.load(1, S + 64)
     seen = brief(source.read()) + brief(source.read())
     assert ("load", 1, S + 64) in seen
     assert not any(kind == "load" and prog_id != 1 for kind, prog_id, _ in seen)
 
 
-def test_programs_without_symbols_are_left_out_for_who_would_not_hear_of_their_end(monkeypatch):
+def test_programs_without_symbols_are_left_out_for_who_would_not_hear_of_their_end(kernel):
     """Sockets' filters of users: one without privileges, which kallsyms lacks, and one with."""
-    kernel = Kernel(monkeypatch)
     for prog_id, start in ((5, S), (6, S + 0x100), (7, S + 0x200)):
         kernel.load(prog_id, start)
     for prog_id in (6, 7):
         kernel.programs[prog_id].uid = 1000
-    kernel.lines = parse_lines(
+    kernel.list(
         f"{S:x} t bpf_prog_{TAG}_p5\t[bpf]\n{S + 0x200:x} t bpf_prog_{TAG}_p7\t[bpf]\n".encode()
     )
     for images in (True, False):
-        taker = snapshot.Taker(symbols_only=True)
+        taker = kernel.taker(symbols_only=True)
         assert [load.prog_id for load in taker.take(images).loads] == [5, 7]
         assert [load.prog_id for load in taker.take(images).loads] == [5, 7]
-        assert [load.prog_id for load in snapshot.Taker().take(images).loads] == [5, 6, 7]
+        assert [load.prog_id for load in kernel.taker().take(images).loads] == [5, 6, 7]
     assert kernel.opened == [5, 6, 7] * 4

@@ -365,7 +365,7 @@ def test_a_sample_in_a_helper_counts_for_the_line_that_called_it(run) -> None:
 def test_the_live_system_s_lines(
     run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ksym_plugin.kernel import bpf_lines, snapshot
+    from ksym_plugin.kernel import bpf_prog, snapshot
 
     class Lines:
         def line(self, lifetime: Lifetime, offset: int, /) -> SourceLocation:
@@ -374,7 +374,7 @@ def test_the_live_system_s_lines(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KSYM_HISTORY", raising=False)
     monkeypatch.setattr("ksym_plugin.history.locate.SYSTEM", str(tmp_path / "none.db"))
-    monkeypatch.setattr(bpf_lines, "LiveLines", Lines)
+    monkeypatch.setattr(bpf_prog, "LiveLines", Lines)
     taken = snapshot.Snapshot([load(BASE, 64, MAIN, SECOND, 7)], "")
     monkeypatch.setattr(snapshot, "take", lambda: taken)
     out = run("text", at(5, BASE + 8, BASE + 8), lines=True, history=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import lzma
 import os
 import select
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.kernel import modules
+from ksym_plugin.kernel import kallsyms, module_file
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.sources import module_functions
 from ksym_plugin.sources.module_functions import FunctionReader
@@ -66,10 +65,10 @@ def test_functions_are_those_of_the_file_at_its_sections(
 ) -> None:
     pytest.importorskip("elftools")
     file = laid_out(tmp_path, name, pack(vmlinux(SYMBOLS, 0x400, type=1)))  # type: ignore[operator]
-    path = modules.path_of("my_mod", "6.0-test", str(tmp_path))
+    path = module_file.path_of("my_mod", "6.0-test", str(tmp_path))
     assert path == str(file)
     assert path is not None
-    rows = module_functions.functions_of(modules.read(path, SECTIONS, "1234"))
+    rows = module_functions.functions_of(module_file.read(path, SECTIONS, "1234"))
     assert rows == [
         (BASE, 0x30, "first"),
         (BASE, 0x30, "weak_first"),
@@ -85,7 +84,7 @@ def test_a_file_is_used_only_if_it_is_what_was_loaded(tmp_path: Path) -> None:
     path = str(laid_out(tmp_path, "m.ko", vmlinux(SYMBOLS, 0x400, type=1)))
     for build_id in ("123456", None):
         with pytest.raises(ElfError, match="not what was loaded"):
-            modules.read(path, SECTIONS, build_id)
+            module_file.read(path, SECTIONS, build_id)
 
 
 def test_init_code_is_told_apart() -> None:
@@ -101,17 +100,23 @@ def test_what_cannot_be_unpacked_is_an_error(tmp_path: Path, name: str) -> None:
     pytest.importorskip("elftools")
     path = str(laid_out(tmp_path, name, b"neither packed nor a module"))
     with pytest.raises(ElfError):
-        modules.read(path, SECTIONS, "1234")
+        module_file.read(path, SECTIONS, "1234")
 
 
 def test_a_module_from_elsewhere_has_no_file(tmp_path: Path) -> None:
     laid_out(tmp_path, "m.ko", b"")
-    assert modules.path_of("own", "6.0-test", str(tmp_path)) is None
-    assert modules.path_of("m", "6.1-test", str(tmp_path)) is None
+    assert module_file.path_of("own", "6.0-test", str(tmp_path)) is None
+    assert module_file.path_of("m", "6.1-test", str(tmp_path)) is None
 
 
-def test_kallsyms_tells_up_to_the_first_line_of_bpf() -> None:
-    functions = module_functions.functions_in(io.BytesIO(TABLE.encode()))
+def functions_in(folder: Path, table: str) -> dict:
+    path = folder / "kallsyms"
+    path.write_text(table)
+    return kallsyms.functions_by_module(str(path))
+
+
+def test_kallsyms_tells_up_to_the_first_line_of_bpf(tmp_path: Path) -> None:
+    functions = functions_in(tmp_path, TABLE)
     assert functions["m"] == [
         (BASE, 0x10, "__pfx_first"),
         (BASE + 0x10, 0x70, "first"),
@@ -124,11 +129,11 @@ def test_kallsyms_tells_up_to_the_first_line_of_bpf() -> None:
     assert set(functions) == {"m", "other_module"}
 
 
-@pytest.mark.parametrize("block", [100, 150, 200, 1 << 20])
-def test_it_tells_the_same_however_it_is_cut(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = module_functions.functions_in(io.BytesIO(TABLE.encode()))
-    monkeypatch.setattr(module_functions, "_BLOCK", block)
-    assert module_functions.functions_in(io.BytesIO(TABLE.encode())) == whole
+@pytest.mark.parametrize("cut", range(30, len(TABLE), 41))
+def test_it_tells_the_same_however_it_is_cut(cut: int, tmp_path: Path) -> None:
+    """The text is read in blocks of 128 KiB: here a block ends after so much of the table."""
+    filler = "ffffffff81000010 T " + "x" * ((1 << 17) - cut - 20) + "\n"
+    assert functions_in(tmp_path, filler + TABLE) == functions_in(tmp_path, TABLE)
 
 
 def question(name: str, base: int = BASE, size: int = 0x4000) -> module_functions.Question:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin.kernel import modules
-from ksym_plugin.kernel.modules import Uevents, parse, parse_listing
+from ksym_plugin.kernel.modules import Uevents, parse, read_listing
 from ksym_plugin.sources import modules as modules_source
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
@@ -55,13 +55,15 @@ def test_uevents_of_modules_and_no_others() -> None:
         assert parse(other) is None
 
 
-def test_the_list_is_read_whatever_it_holds() -> None:
+def test_the_list_is_read_whatever_it_holds(tmp_path: Path) -> None:
     text = (
         "xor 20480 1 btrfs, Live 0xffffffffc0e4e000\n"
         "raid6_pq 122880 1 btrfs, Loading 0xffffffffc0e2f000 (OE+)\n"
         "broken 1\n\nodd x 0 - Live 0xffffffffc0e4e000\n"
     )
-    listed = parse_listing(text)
+    path = tmp_path / "modules"
+    path.write_text(text)
+    listed = read_listing(str(path))
     assert [(one.name, one.size, one.state, one.base) for one in listed.values()] == [
         ("xor", 20480, "Live", 0xFFFF_FFFF_C0E4_E000),
         ("raid6_pq", 122880, "Loading", 0xFFFF_FFFF_C0E2_F000),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.kernel.bpf_prog import Program
+from ksym_plugin.kernel.bpf_prog import ProgramInfo
 from ksym_plugin.kernel.perf_ring import BpfEvent, KSymbol
 from ksym_plugin.sources.sideband import Sideband
 from ksym_plugin.timeline.errors import SourceError
@@ -52,14 +52,30 @@ def unloaded(prog_id, tag=TAG):
 
 
 def program(prog_id, functions, tags, load_time=50):
-    made = Program(prog_id, 1, tags[0], "main", load_time, 0, False)
+    made = ProgramInfo(prog_id, 1, tags[0], "main", load_time, 0, False)
     made.functions, made.tags = functions, tags
     return made
 
 
+class Reader:
+    """In place of bpf(2)."""
+
+    def __init__(self, programs=(), names=(), refuses=False):
+        self.programs = {item.id: item for item in programs}
+        self.names = names
+        self.refuses = refuses
+
+    def program(self, prog_id):
+        if self.refuses:
+            raise SourceError("refused")
+        return self.programs.get(prog_id)
+
+    def function_names(self, prog_id):
+        return list(self.names)
+
+
 def sideband(*programs, names=()):
-    there = {item.id: item for item in programs}
-    return Sideband(there.get, lambda prog_id: list(names))
+    return Sideband(Reader(programs, names))
 
 
 def brief(changes):
@@ -94,10 +110,7 @@ def test_one_that_is_gone_keeps_the_window_and_has_the_id_of_its_tag():
 
 
 def test_where_bpf_is_refused_the_tag_has_to_do():
-    def refuse(prog_id):
-        raise SourceError("refused")
-
-    changes = Sideband(refuse, refuse).changes([[on(S, name(TAG)), loaded(7)]], 10, 100)
+    changes = Sideband(Reader(refuses=True)).changes([[on(S, name(TAG)), loaded(7)]], 10, 100)
     assert brief(changes) == [("load", S, name(TAG), 7)]
 
 

@@ -8,7 +8,9 @@ import os
 import pytest
 
 from ksym_plugin import sources
-from ksym_plugin.kernel import bpf_prog, perf_ring, snapshot, syscalls
+from ksym_plugin.kernel import perf_ring, snapshot, syscalls
+from ksym_plugin.kernel.bpf_prog import ProgramReader
+from ksym_plugin.kernel.kallsyms import Tail
 from ksym_plugin.sources import fentry, kprobe, perf_event
 from ksym_plugin.sources.perf_event import PerfEventSource
 from ksym_plugin.timeline.errors import SourceError
@@ -212,7 +214,7 @@ def test_auto_goes_on_to_the_next_and_keeps_the_reason(monkeypatch, four_cpus):
 def test_when_none_starts_all_are_named_with_their_reasons(monkeypatch, four_cpus):
     monkeypatch.setattr(syscalls, "perf_event_open", lambda *a: fail(errno.EACCES))
     monkeypatch.setattr(syscalls, "bpf", refuse_bpf)
-    monkeypatch.setattr(snapshot, "read_lines", lambda: snapshot.Lines())
+    monkeypatch.setattr(snapshot, "read_tail", lambda path: Tail([]))
     before = open_fds()
     with pytest.raises(SourceError) as caught:
         sources.open_source()
@@ -237,7 +239,7 @@ def test_a_program_is_closed_also_when_asking_about_it_fails(monkeypatch):
     monkeypatch.setattr(syscalls, "bpf", bpf)
     before = open_fds()
     with pytest.raises(SourceError):
-        bpf_prog.program(3)
+        ProgramReader().program(3)
     assert open_fds() == before
 
 

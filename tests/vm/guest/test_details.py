@@ -9,7 +9,7 @@ import sys
 import pytest
 from bcc import BPF
 
-from ksym_plugin.kernel.bpf_lines import Reader
+from ksym_plugin.kernel.bpf_prog import ProgramReader
 from ksym_plugin.kernel.btf import Targets
 from ksym_plugin.sources.details import DetailsProcess
 from ksym_plugin.timeline.line_table import unpack_lines
@@ -46,15 +46,15 @@ def test_names_and_lines_are_the_kernel_s():
     ]
     try:
         names = rawbpf.kallsyms_bpf()
-        reader = Reader()
+        reader = ProgramReader()
         for fd in fds:
             info = rawbpf.info(fd)
-            known = reader.read(info.id)
+            known = reader.details(info.id)
             assert [(s, n) for s, n, _ in known.functions] == list(zip(info.starts, info.lens))
             assert [name for *_, name in known.functions] == [names[s] for s in info.starts]
             assert known.tag == info.tag
         rows = rawbpf.line_rows(fds[0])
-        table = unpack_lines(reader.read(rawbpf.info(fds[0]).id).lines)
+        table = unpack_lines(reader.details(rawbpf.info(fds[0]).id).lines)
         start = rawbpf.info(fds[0]).starts[0]
         assert len(table) == len(rows) == 60
         for row in rows:

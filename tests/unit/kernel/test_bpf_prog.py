@@ -7,7 +7,7 @@ import struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.kernel.bpf_lines import rows_of, rows_with_lines
+from ksym_plugin.kernel.bpf_prog import rows_of, rows_with_lines
 
 BASE = 0xFFFF_FFFF_C000_0000
 
