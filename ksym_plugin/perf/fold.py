@@ -452,8 +452,7 @@ class Folder:
         else:
             if self._is_start:  # Whatever follows, the sample before has ended.
                 self._finish()
-            if not (line.startswith(b"#") or text.is_record(line) or text.is_source(line)):
-                self.sums.unparsed += 1
+            self.sums.unparsed += text.is_junk(line)
 
     def _frame(self, line: bytes, frame: text.FrameLine) -> None:
         self._is_start = False

@@ -73,17 +73,17 @@ SLOW = 1 << 60
 class Renamer:
     """Decides the names of kernel frames, a sample after the other.
 
-    ``past`` with its ``clocks`` is who was where, when; ``clock`` is that of the text.
+    ``lookup`` with its ``clocks`` tells who was where, when; ``clock`` is that of the text.
     ``follow``, for a history that is being written, waits until it covers a time; it
     returns how far it goes now, and its clocks.
-    ``running`` gives the running system's past and static symbols, for frames that still
+    ``running`` gives the running system's lookup and static table, for frames that still
     have no name; it is used only as long as perf's own names do not contradict it, and
     with ``doubt`` only if one agrees. KsymError if times of ``clock`` cannot be placed.
     """
 
     def __init__(
         self,
-        past: Lookup | None = None,
+        lookup: Lookup | None = None,
         clocks: ClockMap | None = None,
         clock: str | None = None,
         running: Running | None = None,
@@ -93,17 +93,17 @@ class Renamer:
         self.tally = Tally()
         #: Why the running system is not used, if so.
         self.problem = ""
-        self._past = past
+        self._lookup = lookup
         self._clocks = clocks
         self._clock = clock or PERF
-        if past is not None and clocks is not None:
+        if lookup is not None and clocks is not None:
             clocks.to_monotonic(self._clock, 0)
         self._running = running
         self._doubt = doubt
         self._follow = follow
         self._covered = 0
-        self._has_modules = past is not None and past.has_modules
-        self._resolver = Resolver(past)
+        self._has_modules = lookup is not None and lookup.has_modules
+        self._resolver = Resolver(lookup)
         self._witnesses: dict[int, int] = {}
         self._header: Header | None = None
         self._window: tuple[int, int] | None = _OUTSIDE
@@ -149,7 +149,7 @@ class Renamer:
         """STANDS or NAMELESS if that is so at all times; 0 for no kernel frame, else None.
 
         perf's name stands for the core image. Nameless is an address of which neither the
-        past nor the running system knows anything.
+        lookup nor the running system knows anything.
         """
         if not is_kernel(frame):
             return 0
@@ -221,14 +221,14 @@ class Renamer:
         if ask is None:
             return
         self.problem = ""
-        past, statics = ask()
+        lookup, statics = ask()
         if statics is None:  # The user has been told why.
             return
         verdict = _verdict(self._witnesses, statics)
         if verdict < 0 or (self._doubt and not verdict):
             self.problem = _CONTRADICTED if verdict < 0 else _NOT_SHOWN
             return
-        self._resolver = Resolver(self._past or past, statics)
+        self._resolver = Resolver(self._lookup or lookup, statics)
 
 
 def is_kernel(frame: FrameLine) -> bool:
@@ -413,8 +413,7 @@ class Annotator:
 
     def _other(self, line: bytes) -> bytes:
         """A comment, a side-band record, a frame's source line, or junk."""
-        if not (line.startswith(b"#") or text.is_record(line) or text.is_source(line)):
-            self._tally.unparsed += 1
+        self._tally.unparsed += text.is_junk(line)
         if self._is_start:  # Whatever follows, the sample before has ended.
             self._renamer.begin(None)
         return line

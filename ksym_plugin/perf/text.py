@@ -147,7 +147,7 @@ class FrameLine:
     """A frame and where it stands: ``line[name_at:end]`` is symbol, offset and dso.
 
     ``name`` is the symbol as printed, without ``offset`` (``+0x1f``, or empty). ``dso`` is
-    None where perf was told to print none.
+    None where perf prints none.
     """
 
     __slots__ = ("digits", "dso", "end", "name", "name_at", "offset")
@@ -226,17 +226,20 @@ def _last_word(text: bytes) -> tuple[bytes, bytes]:
     return (words[0], words[1]) if len(words) == 2 else (b"", text)
 
 
-def is_record(line: bytes) -> bool:
-    """Whether a line that is no header may be a side-band record (perf script --show-…-events)."""
-    return _RECORD in line
-
-
 def is_source(line: bytes) -> bool:
     """Whether a line that is neither header nor frame tells of the frame above it.
 
     ``  file.c:12``, as ``perf script -F +srcline`` and ``ksym script --lines`` print it.
     """
     return line.startswith(b"  ") and line[2:3] not in (b" ", b"\t")
+
+
+def is_junk(line: bytes) -> bool:
+    """Whether a line that is neither header nor frame is nothing else that perf prints.
+
+    It also prints comments, and side-band records (perf script --show-…-events).
+    """
+    return not (line.startswith(b"#") or _RECORD in line or is_source(line))
 
 
 def event_of(rest: bytes) -> tuple[bytes, bytes, bytes] | None:
