@@ -1,9 +1,9 @@
 SHELL = /bin/bash
 PYTHON = .venv/bin/python
 # The live tests limit themselves; this is for a kernel that lets none of them return.
-LIVE_SECONDS = 7200
+LIVE = timeout --foreground --kill-after=30 7200 $(PYTHON) -m pytest tests/live -ra
 
-.PHONY: help setup demo test test-all lint format unit pythons live vm vmlinux bench wheel \
+.PHONY: help setup demo test test-all lint format unit pythons live live-slow vm vmlinux bench wheel \
 	install-perf-scripts uninstall-perf-scripts clean
 
 help: ## what can be made
@@ -18,8 +18,8 @@ demo: setup ## the main job on a recording made on the spot, or on the shipped o
 test: setup ## lint, unit and live: a few minutes, with a summary
 	@scripts/check lint unit live
 
-test-all: setup ## test, and then pythons, vm and vmlinux
-	@scripts/check lint unit live pythons vm vmlinux
+test-all: setup ## test, and then live-slow, pythons, vm and vmlinux
+	@scripts/check lint unit live live-slow pythons vm vmlinux
 
 lint: setup ## ruff and mypy --strict
 	@status=0; \
@@ -42,9 +42,13 @@ pythons: setup ## unit tests on every other Python from 3.9 to 3.13 that is here
 	@scripts/setup compiler
 	@scripts/pythons
 
-live: setup ## live tests against this kernel (root; says what it skips and why)
+live: setup ## the quicker live tests against this kernel (root; says what it skips and why)
 	@scripts/setup compiler
-	@timeout --foreground --kill-after=30 $(LIVE_SECONDS) $(PYTHON) -m pytest tests/live -ra
+	@$(LIVE) -m 'not slow'
+
+live-slow: setup ## the other live tests
+	@scripts/setup compiler
+	@$(LIVE) -m slow
 
 vm: setup ## tests on stock kernels 6.1 and 6.12 under QEMU (root, for the first run)
 	@scripts/setup vm

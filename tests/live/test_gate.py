@@ -47,6 +47,7 @@ def outcome(directory: Path, world: str, ci: str, asked: str | None) -> tuple[in
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ci, asked", [("true", None), ("", "1"), ("", None)])
 def test_a_hanging_bpf_is_a_skip_even_on_ci(tmp_path: Path, ci: str, asked: str | None) -> None:
     status, out = outcome(tmp_path, HANG, ci, asked)
@@ -55,6 +56,7 @@ def test_a_hanging_bpf_is_a_skip_even_on_ci(tmp_path: Path, ci: str, asked: str 
     assert "1 skipped" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "world, reason", [(NOBODY, "live tests need root"), (REFUSAL, "bpf(2) cannot be used")]
 )
@@ -73,6 +75,7 @@ def test_an_ordinary_user_skips_elsewhere(tmp_path: Path) -> None:
     assert "SKIPPED: live tests need root" in out
 
 
+@pytest.mark.slow
 def test_live_tests_can_be_turned_off_on_ci_too(tmp_path: Path) -> None:
     status, out = outcome(tmp_path, "", "true", "0")
     assert status == 0

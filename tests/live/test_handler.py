@@ -80,13 +80,18 @@ def without_others_user_frames(text: str) -> str:
         ["-g", "-a"],
         [],
         ["-a"],
-        ["--no-timestamp"],
-        ["-c", "300000"],
-        ["-g", "-d"],
-        ["-g", "-e", "task-clock,page-faults,context-switches"],
-        ["-e", "task-clock/call-graph=fp/"],
-        ["-g", "--buildid-mmap"],
-        ["-g", "--threads"],
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                ["--no-timestamp"],
+                ["-c", "300000"],
+                ["-g", "-d"],
+                ["-g", "-e", "task-clock,page-faults,context-switches"],
+                ["-e", "task-clock/call-graph=fp/"],
+                ["-g", "--buildid-mmap"],
+                ["-g", "--threads"],
+            )
+        ),
     ],
     ids=" ".join,
 )

@@ -54,6 +54,7 @@ def test_programs_have_the_names_the_kernel_lists() -> None:
     assert all(listed[info.starts[0]].startswith(f"bpf_prog_{info.tag}_") for info in infos)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("perf")
 @pytest.mark.parametrize("clock", sorted(perfctl.CLOCKS))
 def test_perf_of_one_task_is_blind_to_another_tasks_programs(tmp_path: Path, clock: str) -> None:
@@ -67,6 +68,7 @@ def test_perf_of_one_task_is_blind_to_another_tasks_programs(tmp_path: Path, clo
     assert score.missing > 0.1 * score.total, score
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("perf")
 @pytest.mark.parametrize("clock", sorted(perfctl.CLOCKS))
 def test_most_samples_of_a_run_lie_in_the_program(tmp_path: Path, clock: str) -> None:
@@ -80,6 +82,7 @@ def test_most_samples_of_a_run_lie_in_the_program(tmp_path: Path, clock: str) ->
     assert truth.leaves(text, found.truth).total > 0.9 * len(running) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("perf")
 @pytest.mark.parametrize("mode", ["turn", "subprograms", "same-name"])
 def test_successors_take_the_addresses_of_their_predecessors(tmp_path: Path, mode: str) -> None:

@@ -97,6 +97,7 @@ def share(line: str, word: str) -> float:
     return float(line.partition(f" % {word}")[0].rpartition(" ")[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ms", [50, 100])
 def test_leaves_and_bpf_are_right_where_they_are_given(ms: int, tmp_path: Path) -> None:
     score, passes, done = kept(tmp_path, ms)
@@ -113,6 +114,7 @@ def test_leaves_and_bpf_are_right_where_they_are_given(ms: int, tmp_path: Path) 
     assert score.bpf_right >= 0.99 * score.bpf, told
 
 
+@pytest.mark.slow
 def test_leaves_of_two_milliseconds_are_withheld(tmp_path: Path) -> None:
     _, passes, done = kept(tmp_path, 2)
     assert not passes
@@ -122,6 +124,7 @@ def test_leaves_of_two_milliseconds_are_withheld(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_families_are_sampled_together(tmp_path: Path) -> None:
     calls = [phases(tmp_path / f"{name}.json", 100, 4) for name in "ab"]
     script = f"{' '.join(calls[0])} & {' '.join(calls[1])}; wait"
@@ -139,6 +142,7 @@ def test_families_are_sampled_together(tmp_path: Path) -> None:
     assert score.right >= 0.99 * score.given > 100
 
 
+@pytest.mark.slow
 def test_ids_in_a_namespace_are_translated(tmp_path: Path) -> None:
     inside = ["unshare", "--pid", "--fork", "--mount-proc", *phases(tmp_path / "t", 100, 8)]
     with running(inside, tmp_path / "t") as outer:
@@ -148,6 +152,7 @@ def test_ids_in_a_namespace_are_translated(tmp_path: Path) -> None:
     assert share(done.err, "matched") > 20
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_first_ends_the_recording(tmp_path: Path) -> None:
     with running(phases(tmp_path / "t", 100, 5), tmp_path / "t") as pid:
         done = record(tmp_path, "-p", str(pid), "--duration", "60")
@@ -155,6 +160,7 @@ def test_a_process_that_ends_first_ends_the_recording(tmp_path: Path) -> None:
     assert sum(counts(tmp_path).values()) > 50
 
 
+@pytest.mark.slow
 def test_threads_that_come_and_go_are_right_or_unknown(tmp_path: Path) -> None:
     keep = tmp_path / "kept"
     command = phases(tmp_path / "truth.json", 60, 5, "--churn")
@@ -166,6 +172,7 @@ def test_threads_that_come_and_go_are_right_or_unknown(tmp_path: Path) -> None:
     assert score.right >= 0.99 * score.given
 
 
+@pytest.mark.slow
 def test_native_frames_stand_between(tmp_path: Path) -> None:
     with running(phases(tmp_path / "t", 200, 10), tmp_path / "t") as pid:
         record(tmp_path, "-p", str(pid), "--duration", "3", "--native", "--force")
@@ -198,6 +205,7 @@ def test_a_process_under_a_debugger_is_refused(tmp_path: Path) -> None:
     assert f"held by process {os.getpid()}" in done.err
 
 
+@pytest.mark.slow
 def test_many_threads_are_not_stopped_often(tmp_path: Path) -> None:
     with running(phases(tmp_path / "t", 100, 20, "--idlers", "40"), tmp_path / "t") as pid:
         done = record(tmp_path, "-p", str(pid), status=1)
@@ -213,6 +221,7 @@ def test_what_is_no_python_is_refused(tmp_path: Path) -> None:
     assert record(tmp_path, "-p", "4194305", status=1).err.startswith("ksym: there is no process")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_holding_the_process_when_we_are_killed(tmp_path: Path) -> None:
     keep = tmp_path / "kept"
     with running(phases(tmp_path / "t", 100, 30), tmp_path / "t") as pid:
@@ -266,6 +275,7 @@ def newer_pythons() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.usefixtures("perf_python")
 def test_frames_of_perf_support_stay_whole(version: int, tmp_path: Path) -> None:
@@ -297,6 +307,7 @@ def frames(text: str) -> list[str]:
     return [line for line in lines if line.startswith("py::")]
 
 
+@pytest.mark.slow
 def test_perf_support_is_named_first(tmp_path: Path) -> None:
     pythons = newer_pythons()
     if not pythons:

@@ -80,7 +80,7 @@ def assert_all_right(score: Score) -> None:
     assert score.share_right >= ENOUGH, score
 
 
-@pytest.fixture(scope="module", params=sorted(perfctl.CLOCKS))
+@pytest.fixture(scope="module", params=["mono", pytest.param("perf", marks=pytest.mark.slow)])
 def turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     directory = tmp_path_factory.mktemp(f"turn-{request.param}")
     return Recorded(directory, "--clock", request.param)
@@ -140,6 +140,7 @@ def test_between_two_programs_the_newcomer_is_not_named(turn: Recorded) -> None:
         assert name not in turn.resolve(start, between)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clock", sorted(perfctl.CLOCKS))
 @pytest.mark.parametrize("mode", ["subprograms", "same-name"])
 def test_subprograms_and_reuse_under_one_name(tmp_path: Path, mode: str, clock: str) -> None:
@@ -148,12 +149,14 @@ def test_subprograms_and_reuse_under_one_name(tmp_path: Path, mode: str, clock: 
     assert truth.frames(recorded.handled().out, recorded.truth).wrong == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clock", sorted(perfctl.CLOCKS))
 def test_a_program_that_outlives_its_unload_keeps_its_name(tmp_path: Path, clock: str) -> None:
     recorded = Recorded(tmp_path, "--mode", "grace", "--count", "12", "--clock", clock)
     assert_all_right(recorded.score())
 
 
+@pytest.mark.slow
 def test_programs_older_than_the_recorder(tmp_path: Path) -> None:
     with scenario.loading(str(tmp_path), "preloaded", 60) as socket_path:
         recorded = Recorded(tmp_path, "--loader", socket_path)
@@ -169,6 +172,7 @@ def assert_perf_is_right_alone(data: str, known: dict[str, Any]) -> None:
     assert_all_right(truth.leaves(text, known))
 
 
+@pytest.mark.slow
 def test_perf_started_before_the_recorder_is_not_harmed(tmp_path: Path) -> None:
     data = str(tmp_path / "before.perf.data")
     perf = perfctl.Recording(data, "perf", ["-a"], own_group=True)
@@ -182,6 +186,7 @@ def test_perf_started_before_the_recorder_is_not_harmed(tmp_path: Path) -> None:
     assert_perf_is_right_alone(data, scenario.Result(str(tmp_path)).truth)
 
 
+@pytest.mark.slow
 def test_perf_started_after_the_recorder_is_not_harmed(tmp_path: Path) -> None:
     recorded = Recorded(tmp_path, "--perf", "all", "--clock", "perf")
     assert_perf_is_right_alone(recorded.data, recorded.truth)
@@ -195,12 +200,14 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return Recorded(tmp_path_factory.mktemp("killed"), *options, status=-signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_killed_recorder_loses_at_most_its_last_batch(killed: Recorded) -> None:
     safe = killed.truth["killed"] - SECOND
     verdicts = truth.leaves(killed.handled().out, killed.truth).verdicts
     assert_all_right(truth.Score([v for v in verdicts if v.sample.time < safe]))
 
 
+@pytest.mark.slow
 def test_after_the_kill_perf_stands_and_nothing_is_made_up(killed: Recorded) -> None:
     plain = {
         verdict.sample.time // 1_000: verdict.frame.name
@@ -211,5 +218,6 @@ def test_after_the_kill_perf_stands_and_nothing_is_made_up(killed: Recorded) -> 
             assert verdict.frame.name == plain[verdict.sample.time // 1_000]
 
 
+@pytest.mark.slow
 def test_the_next_reader_is_told_of_the_kill(killed: Recorded) -> None:
     assert re.search(r"killed|not closed", ksym("show", "-H", killed.history).err)
