@@ -63,7 +63,7 @@ def measure(life: int, count: int) -> tuple[float, float, float]:
         with open(out, encoding="utf-8") as file:
             lives = dict(json.loads(line) for line in file)
         with History(history) as known:
-            past = known.past(known.boots()[-1])
+            past = known.recorded(known.boots()[-1])
             lifetimes = [one for one in past.lifetimes() if one.prog_id in lives]
             details = {one.prog_id: past.programs.of(one) for one in lifetimes}
     read = sum(program is not None and not program.problem for program in details.values())

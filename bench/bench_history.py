@@ -85,7 +85,7 @@ def first_answer(path: str, address: int, when: int) -> float:
     gc.disable()
     began = time.perf_counter()
     with History(path) as history:
-        lifetime, said = history.past(history.boots()[-1]).at(address, when)
+        lifetime, said = history.recorded(history.boots()[-1]).at(address, when)
         taken = time.perf_counter() - began
     assert lifetime is not None, said
     return taken
@@ -96,7 +96,7 @@ def look_ups(path: str, count: int, rounds: int) -> tuple[list[float], float, fl
     pairs = questions(path, count)
     before = memory_mb()
     with History(path) as history:
-        past = history.past(history.boots()[-1])
+        past = history.recorded(history.boots()[-1])
         pages = {address >> 12: (address, when) for address, when in pairs}
         began = time.process_time()
         for address, when in pages.values():

@@ -20,14 +20,12 @@ from ksym_plugin.timeline.errors import SourceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
-
     from ksym_hooks import KsymPluginManager
 
 #: The process id under which bcc keeps the kernel's symbols, among those of processes.
-_KERNEL: Final = -1
-_UNKNOWN: Final = -1
-_CORE: Final = b"kernel"
+_KERNEL = -1
+_UNKNOWN = -1
+_CORE = b"kernel"
 
 _installed: KernelSymbols | None = None
 

@@ -142,7 +142,7 @@ def _state_of(history: History) -> Check:
     boot = locate.choose_boot(history.boots())
     if boot is None:
         return Check("history", False, f"{history.path} is empty", "fill it with: ksym record")
-    past = history.past(boot)
+    past = history.recorded(boot)
     if boot.boot_id != identity.boot_id():
         finding = f"{history.path} has nothing of this boot, but of {locate.describe(boot)}"
         return Check("history", False, finding, "record this boot with: ksym record")

@@ -17,32 +17,31 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable
-    from typing import Final
 
     from ksym_plugin.timeline.line_table import LineTable
     from ksym_plugin.timeline.program import ProgramDetails
     from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
 
 
-_LINE_TABLE: Final = "INSERT OR IGNORE INTO line_table (digest, data) VALUES (?, ?)"
-_PROGRAM: Final = (
+_LINE_TABLE = "INSERT OR IGNORE INTO line_table (digest, data) VALUES (?, ?)"
+_PROGRAM = (
     "INTO program (boot, prog_id, tag, type, uid, load_time, starts, problem, line_table)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, (SELECT id FROM line_table WHERE digest = ?))"
 )
-_FORGET_PROGRAMS: Final = (
+_FORGET_PROGRAMS = (
     "DELETE FROM program WHERE (boot, prog_id) NOT IN"
     " (SELECT boot, prog_id FROM lifetime WHERE prog_id IS NOT NULL)"
 )
-_FORGET_LINE_TABLES: Final = (
+_FORGET_LINE_TABLES = (
     "DELETE FROM line_table WHERE id NOT IN"
     " (SELECT line_table FROM program WHERE line_table IS NOT NULL)"
 )
-_SELECT: Final = (
+_SELECT = (
     "SELECT tag, type, uid, load_time, starts, problem, line_table"
     " FROM program WHERE boot = ? AND prog_id = ?"
 )
 #: Line tables that are kept unpacked.
-_MOST_TABLES: Final = 512
+_MOST_TABLES = 512
 
 
 def write_program(database: sqlite3.Connection, boot: int, programs: list[ProgramDetails]) -> None:
@@ -176,12 +175,12 @@ def _program(row: tuple[bytes, int, int, int, bytes, str | None, int | None]) ->
     )
 
 
-_FUNCTION_TABLE: Final = "INSERT OR IGNORE INTO function_table (digest, data) VALUES (?, ?)"
-_MODULE: Final = (
+_FUNCTION_TABLE = "INSERT OR IGNORE INTO function_table (digest, data) VALUES (?, ?)"
+_MODULE = (
     "INSERT OR REPLACE INTO module VALUES (?, (SELECT id FROM function_table WHERE digest = ?))"
 )
-_FORGET_MODULES: Final = "DELETE FROM module WHERE lifetime NOT IN (SELECT id FROM lifetime)"
-_FORGET_FUNCTION_TABLES: Final = (
+_FORGET_MODULES = "DELETE FROM module WHERE lifetime NOT IN (SELECT id FROM lifetime)"
+_FORGET_FUNCTION_TABLES = (
     "DELETE FROM function_table WHERE id NOT IN (SELECT function_table FROM module)"
 )
 

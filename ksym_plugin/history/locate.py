@@ -119,7 +119,7 @@ def open_boot(path: str, tell: Callable[[str], None], origin: Origin | None = No
             raise _no_boot(path, origin)
         if len(boots) > 1:
             tell(f"{path} holds {len(boots)} boots; this is about {describe(boot)}")
-        recorded = history.past(boot)
+        recorded = history.recorded(boot)
         if origin is not None:
             recorded.wait_covered(time.monotonic_ns())
         for warning in recorded.warnings():

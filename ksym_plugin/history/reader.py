@@ -429,6 +429,6 @@ class History:
             for row, boot_id, host, release, build_id, text in rows
         ]
 
-    def past(self, boot: Boot) -> BootHistory:
+    def recorded(self, boot: Boot) -> BootHistory:
         """Everything recorded in one boot."""
         return BootHistory(self._database, self.path, boot)

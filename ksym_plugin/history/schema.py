@@ -28,14 +28,14 @@ from ksym_plugin.timeline.symbols import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Final
+    from typing import Any
 
-APPLICATION_ID: Final = 0x6B73796D
-FORMAT: Final = 3
+APPLICATION_ID = 0x6B73796D
+FORMAT = 3
 #: How often a recorder at work commits at the least, in ns.
-HEARTBEAT: Final = 1_000_000_000
+HEARTBEAT = 1_000_000_000
 #: Codes of kinds in the file: their places here, so only ever append.
-KINDS: Final = (
+KINDS = (
     KERNEL,
     MODULE,
     BPF_PROG,
@@ -45,9 +45,9 @@ KINDS: Final = (
     OTHER_BPF,
     OOL,
 )
-PAGE_SHIFT: Final = 12
+PAGE_SHIFT = 12
 
-SCHEMA: Final = f"""
+SCHEMA = f"""
 CREATE TABLE boot (
   id INTEGER PRIMARY KEY, boot_id TEXT NOT NULL, host TEXT NOT NULL,
   release TEXT NOT NULL, build_id TEXT, text_start INTEGER,
@@ -90,12 +90,12 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
 """
 
-COLUMNS: Final = (
+COLUMNS = (
     "id, start, size, name, kind, open_ended, loaded, loading, unloaded, unloading,"
     " prog_id, pid, comm, module"
 )
-_SIGN: Final = 1 << 63
-_WRAP: Final = 1 << 64
+_SIGN = 1 << 63
+_WRAP = 1 << 64
 
 
 def lifetime_of(row: tuple[Any, ...]) -> Lifetime:

@@ -33,21 +33,21 @@ from ksym_plugin.timeline.symbols import BPF_MODULE, MODULE
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, Final
+    from typing import Any
 
     from ksym_plugin.kernel.clocks import Instant
     from ksym_plugin.timeline.packed import PackedFunctions
     from ksym_plugin.timeline.program import ProgramDetails
     from ksym_plugin.timeline.symbols import Lifetime, Loss
 
-_INSERT: Final = f"INSERT INTO lifetime (boot, {COLUMNS}) VALUES ({', '.join('?' * 15)})"
-_UPDATE: Final = (
+_INSERT = f"INSERT INTO lifetime (boot, {COLUMNS}) VALUES ({', '.join('?' * 15)})"
+_UPDATE = (
     "UPDATE lifetime SET size = ?, name = ?, kind = ?, open_ended = ?, loaded = ?, loading = ?,"
     " unloaded = ?, unloading = ?, prog_id = ?, pid = ?, comm = ?, module = ? WHERE id = ?"
 )
 
 #: A later report may know a farther end.
-_WIDEN: Final = (
+_WIDEN = (
     "INSERT INTO span SELECT ?, ?"
     " WHERE NOT EXISTS (SELECT 1 FROM span WHERE page = ? AND lifetime = ?)"
 )

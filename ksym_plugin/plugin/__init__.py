@@ -23,7 +23,6 @@ from ksym_plugin.timeline.symbols import Loss, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Final
 
     from ksym_hooks import KsymPluginManager
     from ksym_plugin.plugin.table import News
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.symbols import Frame
 
 #: Names the source to use, a third party's as well.
-SOURCE: Final = "KSYM_SOURCE"
-_STOPPED: Final = Reason("the plugin has been stopped")
+SOURCE = "KSYM_SOURCE"
+_STOPPED = Reason("the plugin has been stopped")
 
 _state = threading.RLock()
 _hosts: weakref.WeakSet[KsymPluginManager] = weakref.WeakSet()

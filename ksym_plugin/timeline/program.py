@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
-
 #: Why there are no lines, if there are none.
-GONE: Final = "it was gone before its lines could be read"
-HIDDEN: Final = "the kernel does not show its addresses"
-NOT_JITED: Final = "it is not JITed"
-WITHOUT: Final = "loaded without line information"
+GONE = "it was gone before its lines could be read"
+HIDDEN = "the kernel does not show its addresses"
+NOT_JITED = "it is not JITed"
+WITHOUT = "loaded without line information"
 
 
 class ProgramDetails:

@@ -86,7 +86,7 @@ def test_where_there_are_no_modules_nothing_is_said(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(record, "LISTING", "/nowhere/modules")
     assert "module" not in recorded()
     with History("x.db") as history:
-        assert not history.past(history.boots()[0]).has_modules
+        assert not history.recorded(history.boots()[0]).has_modules
 
 
 @pytest.mark.usefixtures("source")
@@ -124,6 +124,6 @@ def test_modules_are_recorded_beside_a_command(
     assert "0 changes" in said
     assert host.uevents.is_closed
     with History("x.db") as history:
-        past = history.past(history.boots()[0])
+        past = history.recorded(history.boots()[0])
         assert past.has_modules
         assert [life.symbol.name for life in past.lifetimes()] == ["a"]

@@ -111,7 +111,7 @@ def test_writer_refuses_and_leaves_every_byte(make: Callable[[Path], None], tmp_
 def read_all(path: str) -> None:
     with History(path) as history:
         for boot in history.boots():
-            past = history.past(boot)
+            past = history.recorded(boot)
             past.lifetimes()
             past.at(BASE + 0x2000, 50)
 
@@ -177,7 +177,7 @@ def test_name_with_characters_of_a_uri(tmp_path: Path) -> None:
     path = tmp_path / "a?b#c%20d.db"
     make_history(str(path))
     with History(str(path)) as history:
-        assert len(history.past(history.boots()[0]).lifetimes()) == 200
+        assert len(history.recorded(history.boots()[0]).lifetimes()) == 200
 
 
 FULL = """
@@ -217,7 +217,7 @@ def test_full_disk_is_an_error_and_breaks_nothing(tmp_path: Path) -> None:
     assert "free some space" in said.stdout
     committed = int(said.stdout.split()[0])
     with History(path) as history:
-        past = history.past(history.boots()[0])
+        past = history.recorded(history.boots()[0])
         assert past.sessions[0].covered == committed
         assert len(past.lifetimes()) == 1 + 99 * (committed - 10)
         assert told(past.at(BASE, 6)) in ("first exact", "x" * 50 + " exact")

@@ -62,7 +62,7 @@ def record(path: str, changes: list, started: int = 0, covered: int = FOREVER) -
 
 def only_past(history: History) -> BootHistory:
     (boot,) = history.boots()
-    return history.past(boot)
+    return history.recorded(boot)
 
 
 _WORD = st.integers(0, (1 << 64) - 1)
@@ -224,7 +224,7 @@ def test_look_up_never_crosses_a_boot_or_a_host(
 
 
 def answers(history: History, boot: Boot) -> list[object]:
-    past = history.past(boot)
+    past = history.recorded(boot)
     names = {told(past.at(BASE + 1, time)) for time in range(10 * past.boot.row, 100)}
     assert len(past.lifetimes()) == 1
     assert len(past.live(50)) == 1
@@ -274,8 +274,8 @@ def test_an_answer_given_before_holds_only_while_nothing_took_the_place(tmp_path
     record(path, changes)
     times = [*range(90, 700, 7), *range(700, 90, -11), 650, 120, 305, 210, 235, 499, 500, 501]
     with History(path) as history:
-        used = history.past(history.boots()[-1])
+        used = history.recorded(history.boots()[-1])
         for address in (BASE, BASE + 40):
             for time in times:
-                fresh = history.past(history.boots()[-1]).at(address, time)
+                fresh = history.recorded(history.boots()[-1]).at(address, time)
                 assert told(used.at(address, time)) == told(fresh), (address, time)

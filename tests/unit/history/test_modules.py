@@ -63,7 +63,7 @@ class Kept:
 
 
 def past_of(history: History) -> BootHistory:
-    return history.past(history.boots()[-1])
+    return history.recorded(history.boots()[-1])
 
 
 def said(found: Frame | Reason) -> object:

@@ -162,7 +162,7 @@ class Stage:
         if hasattr(self, "history"):
             self.history.close()
         self.history = History(self.path)
-        return self.history.past(self.history.boots()[0])
+        return self.history.recorded(self.history.boots()[0])
 
 
 @pytest.fixture

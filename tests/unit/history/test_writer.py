@@ -66,7 +66,7 @@ def child(path: str) -> Iterator[subprocess.Popen[str]]:
 
 def only_past(history: History) -> BootHistory:
     (boot,) = history.boots()
-    return history.past(boot)
+    return history.recorded(boot)
 
 
 def new_lifetime(number: int, ended: int | None = None) -> Lifetime:
@@ -156,7 +156,7 @@ def test_other_boots_writer_and_lifetimes_do_not_count(
     later.close(10)
     with History(path) as history:
         first, _ = history.boots()
-        assert history.past(first).sessions[0].killed
+        assert history.recorded(first).sessions[0].killed
 
 
 def test_reader_sees_each_commit_while_the_writer_works(path: str) -> None:
@@ -165,7 +165,7 @@ def test_reader_sees_each_commit_while_the_writer_works(path: str) -> None:
     with History(path) as history:
         boot = history.boots()[0]
         for number in range(5):
-            past = history.past(boot)
+            past = history.recorded(boot)
             assert len(past.lifetimes()) == number
             assert past.sessions[0].covered == 10 + number
             writer.note(new_lifetime(number))
@@ -174,7 +174,7 @@ def test_reader_sees_each_commit_while_the_writer_works(path: str) -> None:
         before = time.monotonic()
         writer.close(99)
         assert time.monotonic() - before < 3, "a reader must not hold up the end"
-        past = history.past(boot)
+        past = history.recorded(boot)
         assert past.sessions[0].closed
         assert len(past.lifetimes()) == 5
 

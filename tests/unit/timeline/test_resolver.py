@@ -151,7 +151,7 @@ def test_outside_the_history_the_core_image_has_its_names_still(tmp_path: Path) 
     writer.note(lifetime)
     writer.close(50)
     with History(path) as history:
-        past = history.past(history.boots()[0])
+        past = history.recorded(history.boots()[0])
         resolver = Resolver(past, Kallsyms.parse(TABLE))
         assert said(resolver.resolve(CORE, 99)) == "core_fn+0x10 exact"
         assert resolver.resolve(LISTED, 99) is OUTSIDE_HISTORY
@@ -167,7 +167,7 @@ def test_code_among_programs_is_said_to_be_that(tmp_path: Path) -> None:
         writer.note(lifetime)
     writer.close(50)
     with History(path) as history:
-        for known in (past, history.past(history.boots()[0])):
+        for known in (past, history.recorded(history.boots()[0])):
             resolver = Resolver(known)
             assert resolver.resolve(BASE + 0x400, 15) is AMONG_BPF
             assert resolver.resolve(BASE + 0x2000, 45) is AMONG_BPF

@@ -93,7 +93,7 @@ def test_the_table_is_exact_again_after_losses(tmp_path: Path) -> None:
     assert {start: name for start, (_, name) in live.items() if start in standing} == standing
     assert loads.idle < 0.6
     with History(path) as history:
-        past = history.past(history.boots()[-1])
+        past = history.recorded(history.boots()[-1])
         gap = past.losses[0]
         said = past.at(next(iter(truth)), (gap.since + gap.until) // 2)[1]
         assert said == GAP or said is LOST
@@ -141,7 +141,7 @@ def test_a_steady_stream_beside_thousands_costs_little(tmp_path: Path) -> None:
     )
     assert read * changes >= 100 * ours
     with History(history) as opened:
-        past = opened.past(opened.boots()[-1])
+        past = opened.recorded(opened.boots()[-1])
         for start, name, when in seen:
             lifetime, certainty = past.at(start, when)
             assert lifetime is not None, certainty
