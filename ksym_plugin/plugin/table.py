@@ -129,10 +129,11 @@ class Table:
 
     def _note(self, update: Update) -> None:
         self._news += update.losses
-        removed = [life.symbol for life in update.removed]
-        removed += [life.symbol for life in update.disturbed if life.unloaded_latest is not None]
-        if update.added or removed or update.disturbed:
-            self._announce([life.symbol for life in update.added], removed)
+        added, removed, disturbed = update.added, update.removed, update.disturbed
+        if disturbed:
+            removed = [*removed, *(one for one in disturbed if one.unloaded_latest is not None)]
+        if added or removed or disturbed:
+            self._announce([one.symbol for one in added], [one.symbol for one in removed])
         if update.is_resync:
             if not self.tracker.resyncs:
                 # The first time there is nothing to drop but what was in doubt.

@@ -18,7 +18,7 @@ from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
     from typing import Protocol
 
@@ -57,11 +57,11 @@ class Update:
 
     def __init__(self, is_resync: bool = False) -> None:
         self.is_resync = is_resync
-        self.losses: list[Loss] = []
         self.touched: list[Lifetime] = []
         self.added: list[Lifetime] = []
         self.removed: list[Lifetime] = []
-        self.disturbed: list[Lifetime] = []
+        self.losses: Sequence[Loss] = ()
+        self.disturbed: Sequence[Lifetime] = ()
 
 
 class Tracker:
@@ -170,21 +170,23 @@ class Tracker:
             if not isinstance(change, (Load, Unload)):
                 raise TypeError(f"{change!r} is no change")
             self.changes += 1
-            before = timeline.count
+            count = timeline.count
             lifetime = timeline.apply(change)
             if lifetime is None:
                 continue
             update.touched.append(lifetime)
-            if timeline.count > before:
+            if timeline.count > count:
                 update.added.append(lifetime)
             elif isinstance(change, Unload):
                 update.removed.append(lifetime)
-        update.disturbed = timeline.take_disturbed()
-        update.touched += update.disturbed
+        disturbed = timeline.take_disturbed()
+        if disturbed:
+            update.disturbed = disturbed
+            update.touched += disturbed
 
     def _lose(self, loss: Loss, update: Update) -> None:
         self.timeline.apply(loss)
-        update.losses.append(loss)
+        update.losses = [*update.losses, loss]
 
     def _extend(self, loss: Loss) -> None:
         first = self.lost
