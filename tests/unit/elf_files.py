@@ -67,8 +67,7 @@ def vmlinux(
 def elf(sections: dict[str, bytes], shared: bool = False, notes: bool = False) -> bytes:
     """``vmlinux([_text])`` with more sections; each name is its own unless they are ``shared``.
 
-    Compressed where the first four bytes are ELFCOMPRESS_ZLIB's header. Of ``notes`` all are,
-    and each is the whole of the first.
+    Of ``notes`` all are, and each is the whole of the first.
     """
     base = vmlinux([Sym("_text", TEXT, 0, NOTYPE)])
     at, count = struct.unpack_from("<Q", base, 40)[0], struct.unpack_from("<H", base, 60)[0]
@@ -86,11 +85,10 @@ def elf(sections: dict[str, bytes], shared: bool = False, notes: bool = False) -
             where = old[1] + number
         else:
             strings += name.encode() + b"\0"
-        compressed = data[:8] == b"\1\0\0\0\0\0\0\0" and name == ".debug_line"
-        kind, flags = (7, 0) if notes else (1, 0x800 if compressed else 0)
+        kind = 7 if notes else 1
         if notes:
             place = first
-        headers += struct.pack("<IIQQQQIIQQ", where, kind, flags, 0, *place, 0, 0, 1, 0)
+        headers += struct.pack("<IIQQQQIIQQ", where, kind, 0, 0, *place, 0, 0, 1, 0)
     struct.pack_into("<QQ", headers, (count - 1) * 64 + 24, len(body), len(strings))
     body += strings
     body += bytes(-len(body) % 8)
