@@ -12,7 +12,7 @@ import pytest
 
 from ksym_plugin.cli import inputs
 from ksym_plugin.history.writer import HistoryWriter
-from ksym_plugin.kernel import identity
+from ksym_plugin.kernel import identity, kallsyms
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
@@ -61,7 +61,7 @@ def elsewhere(kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("DEBUGINFOD_URLS", raising=False)
     monkeypatch.setattr("ksym_plugin.history.locate.SYSTEM", str(tmp_path / "none.db"))
     monkeypatch.setattr(Kallsyms, "load", classmethod(lambda _: Kallsyms.parse(HIDDEN)))
-    monkeypatch.setattr(identity, "start", lambda: None)
+    monkeypatch.setattr(kallsyms, "text_start", lambda: None)
     told(monkeypatch, build_id=kernel.build_id, text_start=LINKED + KASLR)
 
 

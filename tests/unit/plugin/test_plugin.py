@@ -553,6 +553,6 @@ def test_modules_that_come_later_get_their_names(host, offers, monkeypatch):
     table = Kallsyms.parse(fresh % (TEXT, TEXT, at, at + 64))
     assert ask(host, [at]) == ["no symbol is known at this address"]
     monkeypatch.setattr(follower.Kallsyms, "load", lambda: table)
-    monkeypatch.setattr(follower, "read_module_sizes", lambda _: {"added": (at, 4096)})
+    monkeypatch.setattr(follower, "extents", lambda: {"added": (at, 4096)})
     source.put()
     wait_until(lambda: ask(host, [at]) == ["added_later exact"])
