@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO
 
+    from ksym_plugin.stacks.frames import Stacks
+
 #: A longer line holds no stack: what has no lines at all is not to fill the memory.
 _LONGEST = 1 << 24
 
@@ -67,15 +69,13 @@ def command(
     stacks = read(file)
     title = title or ("Flame graph" if file == "-" else os.path.basename(file))
     if form == "svg":
-        pieces = flamegraph.draw(
-            stacks.counts, flamegraph.Picture(title, width, min_width, inverted)
-        )
+        pieces = flamegraph.draw(stacks, flamegraph.Picture(title, width, min_width, inverted))
     else:
-        pieces = speedscope.write(title, [("all", sorted(stacks.counts.items()))])
+        pieces = speedscope.write(title, stacks.table, [("all", stacks.ordered())])
     write(pieces, output)
 
 
-def read(file: str) -> folded.Stacks:
+def read(file: str) -> Stacks:
     """The stacks in a file or on stdin; Failure if there are none."""
     with click.open_file(file, "rb") as stream:
         stacks = folded.parse(_lines(stream))

@@ -19,6 +19,7 @@ from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.python import pyspy, pyspy_graft, pyspy_match, pyspy_perf
 from ksym_plugin.stacks import flamegraph as picture
 from ksym_plugin.stacks import speedscope as speedscope_file
+from ksym_plugin.stacks.folded import stacks_of
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
@@ -48,14 +49,15 @@ class Targets(NamedTuple):
 
     def write(self, grafted: Grafted, title: str) -> None:
         if self.speedscope:
-            flamegraph.write(speedscope_file.write(title, grafted.profiles()), self.speedscope)
+            flamegraph.write(speedscope_file.write(title, *grafted.profiles()), self.speedscope)
         if self.folded:
             with open(self.folded, "wb") as file:
                 file.writelines(
                     line.encode("utf-8", "surrogateescape") for line in grafted.folded()
                 )
         if self.svg:
-            flamegraph.write(picture.draw(grafted.counts, picture.Picture(title)), self.svg)
+            stacks = stacks_of(grafted.counts)
+            flamegraph.write(picture.draw(stacks, picture.Picture(title)), self.svg)
 
 
 class Files(NamedTuple):

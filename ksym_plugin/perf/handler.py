@@ -12,7 +12,7 @@ import sys
 
 from ksym_plugin.kernel.clocks import clock_of_attr
 from ksym_plugin.perf import data, session
-from ksym_plugin.perf.frame_cache import CoreFrames, PassingFrames
+from ksym_plugin.perf.frame_cache import CoreFrames
 from ksym_plugin.perf.namer import (
     Tally,
     decide,
@@ -22,7 +22,7 @@ from ksym_plugin.perf.namer import (
     strip_nul,
     unnamed_dso,
 )
-from ksym_plugin.perf.output import FoldedOutput, TextOutput, give_up_output, say
+from ksym_plugin.perf.output import TextOutput, give_up_output, say
 from ksym_plugin.perf.session import SampleClock
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.location import Locator
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.options import Options
-    from ksym_plugin.perf.output import Output
+    from ksym_plugin.perf.output import Output, Piece
     from ksym_plugin.perf.repaint import Renamer
 
 _KERNEL_HALF: Final = 1 << 63
@@ -82,9 +82,6 @@ class Handler:
         wants_lines = options.wants_lines
         self._locator = Locator(self._session.lines, self._kernel_lines) if wants_lines else None
         self._core = CoreFrames(self._kernel_lines is not None)
-        self._callers = PassingFrames(self._past, self.tally)
-        #: Where lines matter a leaf is not spelled as a caller at the same address is.
-        self._leaves = PassingFrames(self._past, self.tally) if wants_lines else self._callers
 
     def _open_image(self, path: str, with_lines: bool) -> None:
         from ksym_plugin.kernel.vmlinux import open_lines
@@ -113,8 +110,6 @@ class Handler:
             self._output.close()
         except OSError as error:
             self._give_up_output(error)
-        self._callers.settle()
-        self._leaves.settle()
         for line in self.tally.lines():
             say(line)
         self.close()
@@ -145,15 +140,15 @@ class Handler:
 
     # Naming
 
-    def _pieces(self, event: dict[str, Any]) -> list[str]:
-        """The frames of a sample as the output spells them, leaf first."""
+    def _pieces(self, event: dict[str, Any]) -> list[Piece]:
+        """The frames of a sample as pieces of the output, leaf first."""
         # From PERF_RECORD_MISC_GUEST_KERNEL on: what a virtual machine was at.
         if event["sample"].get("cpumode", 0) > 3:
             return self._as_perf_had_it(event)
         frames = self._core
         core, callers = frames.leaves, frames.callers
         user = self._user
-        pieces: list[str] = []
+        pieces: list[Piece] = []
         time_ns: int | None = None
         confirmed = 0
         chain = event.get("callchain")
@@ -169,10 +164,7 @@ class Handler:
             else:
                 if time_ns is None:
                     time_ns = self._monotonic(event)
-                kept = self._callers if pieces else self._leaves
-                piece = kept.again(node, time_ns) or self._kernel(
-                    node, time_ns, not pieces, chain or ()
-                )
+                piece = self._kernel(node, time_ns, not pieces, chain or ())
             pieces.append(piece)
             core = callers
         self.tally.confirmed += confirmed
@@ -182,7 +174,7 @@ class Handler:
 
     def _kernel(
         self, node: dict[str, Any], time_ns: int, is_leaf: bool, chain: Sequence[dict[str, Any]]
-    ) -> str:
+    ) -> Piece:
         address, symbol, dso = node["ip"], node.get("sym"), node.get("dso") or ""
         if dso.startswith(_GUEST):  # looks like this kernel's, but is another's
             return self._by_perf(node)
@@ -202,18 +194,16 @@ class Handler:
             return self._output.kernel(address, "", None, unnamed_dso(answer, name, strip_nul(dso)))
         if isinstance(held, Frame):
             located = None if self._locator is None else self._locator.locate(held, is_leaf)
-            piece = self._output.kernel(
+            return self._output.kernel(
                 address, format_name(held), held.offset, format_dso(held, strip_nul(dso)), located
             )
-            (self._leaves if is_leaf else self._callers).remember(node, answer, held, piece)
-            return piece
         if is_core(dso) and _is_fixed(answer):
             return self._in_core(address, held, node.get("sym_off"), strip_nul(dso), is_leaf)
-        piece = self._output.kernel(address, held, node.get("sym_off"), strip_nul(dso))
-        (self._leaves if is_leaf else self._callers).remember(node, answer, held, piece)
-        return piece
+        return self._output.kernel(address, held, node.get("sym_off"), strip_nul(dso))
 
-    def _in_core(self, address: int, name: str, offset: int | None, dso: str, is_leaf: bool) -> str:
+    def _in_core(
+        self, address: int, name: str, offset: int | None, dso: str, is_leaf: bool
+    ) -> Piece:
         """A frame of the core image, which is kept."""
         frame: Frame | None = None
         # Of functions at one address the line is that of the innermost.
@@ -225,9 +215,9 @@ class Handler:
         self._core.meet(address, (name, offset), is_leaf, piece)
         return piece
 
-    def _as_perf_had_it(self, event: dict[str, Any]) -> list[str]:
+    def _as_perf_had_it(self, event: dict[str, Any]) -> list[Piece]:
         """The frames of a sample under perf's own names, as far as they can be read."""
-        pieces: list[str] = []
+        pieces: list[Piece] = []
         try:
             for node in event.get("callchain") or (_leaf(event),):
                 pieces.append(self._by_perf(node))  # noqa: PERF401 - keeps what came before
@@ -235,7 +225,7 @@ class Handler:
             self.tally.failed("cut short", error)
         return pieces
 
-    def _by_perf(self, node: dict[str, Any]) -> str:
+    def _by_perf(self, node: dict[str, Any]) -> Piece:
         address, symbol = node["ip"], node.get("sym")
         if address < _KERNEL_HALF:
             return self._output.user(node)
@@ -284,13 +274,13 @@ def choose_output(options: Options, data_path: str | None, recorded: Recorded) -
     """What prints in the format asked for; the text's own columns need perf's header."""
     if options.format == "text":
         return TextOutput(sys.stdout, recorded.width)
-    if options.format == "folded":
-        return FoldedOutput(sys.stdout)
-    from ksym_plugin.perf import pictures
+    from ksym_plugin.perf import stack_output
 
+    if options.format == "folded":
+        return stack_output.FoldedOutput(sys.stdout)
     if options.format == "report":
-        return pictures.ReportOutput(sys.stdout)
+        return stack_output.ReportOutput(sys.stdout)
     name = os.path.basename(data_path or "") or "perf.data"
     if options.format == "svg":
-        return pictures.SvgOutput(sys.stdout, name)
-    return pictures.SpeedscopeOutput(sys.stdout, name)
+        return stack_output.SvgOutput(sys.stdout, name)
+    return stack_output.SpeedscopeOutput(sys.stdout, name)

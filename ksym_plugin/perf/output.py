@@ -1,7 +1,8 @@
-"""What the handler prints: perf script's own text, or folded stacks.
+"""What prints samples, and perf script's own text of them.
 
-Both spell a frame once, as a piece of text, and a sample as its pieces, leaf first; so
-the spelling of a frame that comes again and again can be kept.
+An output makes a piece of each frame, and takes a sample as its pieces, leaf first; so the
+piece of a frame that comes again and again can be kept. A piece is the text of a frame, or
+the number of one where stacks are counted.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ import contextlib
 import os
 import struct
 import sys
-from collections import defaultdict
+
+from ksym_plugin.stacks.names import file_name, for_terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Final, Protocol, TextIO
+    from typing import Any, Protocol, TextIO
 
     from ksym_plugin.timeline.symbols import Frame
 
-    class Output(Protocol):
-        """What prints samples: a frame is a piece of text to it, a sample its pieces."""
+    #: A frame as an output has it.
+    Piece = Any
 
-        def user(self, node: dict[str, Any], /) -> str: ...
+    class Output(Protocol):
+        """What prints samples."""
+
+        def user(self, node: dict[str, Any], /) -> Piece: ...
         def kernel(
             self,
             address: int,
@@ -30,42 +35,21 @@ if TYPE_CHECKING:
             dso: str,
             frame: Frame | None = None,
             /,
-        ) -> str: ...
-        def sample(self, event: dict[str, Any], pieces: list[str], /) -> None: ...
+        ) -> Piece: ...
+        def sample(self, event: dict[str, Any], pieces: list[Piece], /) -> None: ...
         def close(self) -> None: ...
 
 
-_LONGEST: Final = 255  # NAME_MAX
-
-
-def base(file: str) -> str:
-    """A file's name without its folder, as perf shows it; without blanks, which end it.
-
-    Any file can be named by who compiled it: in perf's text a line that has no blanks is
-    neither a header nor a frame. What is longer than a file's name can be is cut, as it may
-    stand in every sample.
-    """
-    name = file.rpartition("/")[2][:_LONGEST]
-    if name.isprintable() and " " not in name:
-        return name
-    return "".join(c if c.isprintable() and c != " " else "_" for c in name)
-
-
 #: perf's sign that samples carry no CPU.
-_NO_CPU: Final = 0xFFFF_FFFF
-_FLUSH: Final = 1 << 16
-_UNKNOWN: Final = "[unknown]"
+_NO_CPU = 0xFFFF_FFFF
+_FLUSH = 1 << 16
+_UNKNOWN = "[unknown]"
 
 #: perf_event_attr: ``type``, ``size``, ``config``, ``sample_period``, ``sample_type``.
-_ATTR: Final = struct.Struct("=IIQQQ")
-_TYPE_TRACEPOINT: Final = 2
-_SAMPLE_TIME: Final = 1 << 2
-_SAMPLE_CALLCHAIN: Final = 1 << 5
-
-#: What moves a terminal's cursor or ends a line: C0, DEL and C1, the latter also as bytes.
-_CONTROLS: Final = (*range(0x20), 0x7F, *range(0x80, 0xA0), *range(0xDC80, 0xDCA0))
-_SHOWN: Final = {code: None for code in _CONTROLS if code != ord("\t")}
-_FOLDED: Final = {**dict.fromkeys((*_CONTROLS, 0x2028, 0x2029), " "), ord(";"): ":"}
+_ATTR = struct.Struct("=IIQQQ")
+_TYPE_TRACEPOINT = 2
+_SAMPLE_TIME = 1 << 2
+_SAMPLE_CALLCHAIN = 1 << 5
 
 
 class TextOutput:
@@ -108,7 +92,7 @@ class TextOutput:
     ) -> str:
         """A frame; ``name`` is empty and ``offset`` None where they are not known."""
         if self._is_terminal:
-            name, dso = name.translate(_SHOWN), dso.translate(_SHOWN)
+            name, dso = for_terminal(name), for_terminal(dso)
         below = "" if frame is None else _below(frame)
         if not name:
             return f"\t{address:16x} {_UNKNOWN} ({dso or _UNKNOWN})\n"
@@ -125,7 +109,7 @@ class TextOutput:
             self._tid_width = 7  # The perfs that tell this have wider columns.
         header = _header(event, shape, self._tid_width, self._width)
         if self._is_terminal:
-            header = header.translate(_SHOWN)
+            header = for_terminal(header)
         if shape.has_callchain:
             # A chain that could not be taken is empty: perf then prints no frame at all.
             frames = pieces if event.get("callchain") or not shape.is_known else ()
@@ -145,14 +129,14 @@ class TextOutput:
         text = "".join(self._parts)
         self._parts.clear()
         self._lines = 0
-        _write(self._stream, text)
+        write(self._stream, text)
 
 
 def _below(frame: Frame) -> str:
     """What stands below a frame."""
     if frame.location is not None:
-        return f"  {base(frame.location.file)}:{frame.location.line}\n"
-    return "" if frame.traced is None else f"  traces {base(frame.traced)}\n"
+        return f"  {file_name(frame.location.file)}:{frame.location.line}\n"
+    return "" if frame.traced is None else f"  traces {file_name(frame.traced)}\n"
 
 
 class _Shape:
@@ -169,72 +153,6 @@ class _Shape:
         self.has_callchain = bool(sample_type & _SAMPLE_CALLCHAIN)
         self.has_time = bool(sample_type & _SAMPLE_TIME)
         self.has_period = kind != _TYPE_TRACEPOINT
-
-
-class FoldedOutput:
-    """Folded stacks: ``comm;root;…;leaf count``, kernel frames ending in ``_[k]``."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._stacks: defaultdict[str, int] = defaultdict(int)
-        self._names = _Unfoldable()
-        self._files = _InFile()
-
-    def user(self, node: dict[str, Any]) -> str:
-        """A user frame of perf's callchain; without a name, the file it is in."""
-        symbol = node.get("sym")
-        if symbol:
-            return self._names[symbol["name"]]
-        return self._files[node.get("dso") or ""]
-
-    def kernel(
-        self,
-        _address: int,
-        name: str,
-        _offset: int | None,
-        dso: str,
-        frame: Frame | None = None,
-    ) -> str:
-        """A kernel frame; without a name, the module it is in."""
-        piece = self._names[name] if name else self._files[dso]
-        if frame is not None and frame.location is not None:
-            piece += self._names[f":{base(frame.location.file)}:{frame.location.line}"]
-        return piece + "_[k]"
-
-    def sample(self, event: dict[str, Any], pieces: list[str]) -> None:
-        pieces.append(self._names[event.get("comm") or ""])
-        pieces.reverse()
-        self._add(event, ";".join(pieces))
-
-    def close(self) -> None:
-        """Print what was gathered."""
-        self._print()
-        self._stream.flush()
-
-    def _add(self, _event: dict[str, Any], stack: str) -> None:
-        self._stacks[stack] += 1
-
-    def _print(self) -> None:
-        lines = [f"{stack} {count}\n" for stack, count in sorted(self._stacks.items())]
-        self._stacks.clear()
-        _write(self._stream, "".join(lines))
-
-
-class _Unfoldable(dict[str, str]):
-    """Names without what separates frames and stacks, each made once."""
-
-    def __missing__(self, name: str) -> str:
-        self[name] = unfoldable = name.translate(_FOLDED)
-        return unfoldable
-
-
-class _InFile(dict[str, str]):
-    """Files as frames without a name are shown by, each made once."""
-
-    def __missing__(self, dso: str) -> str:
-        inside = dso.rpartition("/")[2].strip("[]").translate(_FOLDED) or "unknown"
-        self[dso] = shown = f"[{inside}]"
-        return shown
 
 
 def _header(event: dict[str, Any], shape: _Shape, tid_width: int, width: int) -> str:
@@ -257,7 +175,8 @@ def _header(event: dict[str, Any], shape: _Shape, tid_width: int, width: int) ->
     )
 
 
-def _write(stream: TextIO, text: str) -> None:
+def write(stream: TextIO, text: str) -> None:
+    """Write names, whatever is in them."""
     try:
         stream.write(text)
     except UnicodeEncodeError:  # half a surrogate pair: no bytes can have been decoded to it
@@ -267,7 +186,7 @@ def _write(stream: TextIO, text: str) -> None:
 def say(line: str) -> None:
     """A line to the user; stdout holds the samples and nothing else."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no stderr
-        sys.stderr.write(f"ksym: {line.translate(_SHOWN)}\n")
+        sys.stderr.write(f"ksym: {for_terminal(line)}\n")
 
 
 def give_up_output(error: OSError) -> None:

@@ -171,11 +171,12 @@ def _print(stream: IO[bytes], form: str, renamer: Renamer) -> None:
     if form == "folded":
         out.writelines(folder.sums.lines())
         return
-    counts = folded.parse(folder.sums.lines()).counts
+    stacks = folded.parse(folder.sums.lines())
     if form == "svg":
-        sys.stdout.writelines(flamegraph.draw(counts, flamegraph.Picture("perf script")))
+        sys.stdout.writelines(flamegraph.draw(stacks, flamegraph.Picture("perf script")))
     else:
-        sys.stdout.writelines(speedscope.write("perf script", [("all", sorted(counts.items()))]))
+        profiles = [("all", stacks.ordered())]
+        sys.stdout.writelines(speedscope.write("perf script", stacks.table, profiles))
 
 
 def _pieces(stream: IO[bytes]) -> Iterator[bytes]:

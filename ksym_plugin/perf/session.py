@@ -252,9 +252,6 @@ class Live:
     def extent(self) -> int:
         return 0 if self._timeline is None else self._timeline.extent
 
-    def steady(self, _address: int) -> tuple[int, int]:
-        return 0, -1
-
     def at(self, address: int, time_ns: int, /) -> Answer:
         if self._timeline is None:
             return None, OUTSIDE_HISTORY

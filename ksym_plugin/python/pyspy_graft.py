@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ksym_plugin.python.pyspy_match import LEAST_CHECKED, LEAST_SHARE, Check, Matcher
+from ksym_plugin.stacks.folded import Reader
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from ksym_plugin.python.pyspy_match import Dated, Dating, Found
     from ksym_plugin.python.pyspy_perf import Hit
+    from ksym_plugin.stacks.frames import FrameTable, Stack
 
 #: What stands for the Python frames that are not known.
 UNCERTAIN = "[python frames uncertain]"
@@ -72,10 +74,15 @@ class Grafted:
         before, count = samples.pop() if samples and samples[-1][0] == stack else (stack, 0)
         samples.append((before, count + 1))
 
-    def profiles(self) -> list[tuple[str, list[tuple[str, float]]]]:
+    def profiles(self) -> tuple[FrameTable, list[tuple[str, list[tuple[Stack, float]]]]]:
         """As ``speedscope.write`` takes them: all merged, then one a thread."""
+        reader = Reader()
         threads = [(f"{comm} {tid}", [*rows]) for (comm, tid), rows in sorted(self.threads.items())]
-        return [("all threads, merged", [*sorted(self.counts.items())]), *threads]
+        merged: list[tuple[str, float]] = [*sorted(self.counts.items())]
+        return reader.table, [
+            (title, [(reader.stack(text), count) for text, count in rows])
+            for title, rows in [("all threads, merged", merged), *threads]
+        ]
 
     def folded(self) -> Iterable[str]:
         return (f"{stack} {count}\n" for stack, count in sorted(self.counts.items()))

@@ -13,7 +13,7 @@ from ksym_plugin.timeline.symbols import BPF_PROG, bpf_kind
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, Final
+    from typing import Any
 
     from ksym_plugin.timeline.symbols import Frame, Lifetime
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Source = tuple[str, int, str | None]
 
 
-def told(lifetime: Lifetime) -> str:
+def describe(lifetime: Lifetime) -> str:
     """Which program it is, who loaded it, and how long it was there."""
     known = [
         "program unknown" if lifetime.prog_id is None else f"program {lifetime.prog_id}",
@@ -75,12 +75,11 @@ def duration(nanoseconds: int) -> str:
     return f"{value:,.1f} h"
 
 
-#: Frames as the account sees them: not the kernel's, the kernel's own, and BPF's with a number.
-ELSEWHERE: Final = ""
-KERNEL: Final = "k"
-_BPF: Final = "b"
+#: The numbers of frames that are not the kernel's, and of the kernel's own; BPF's are higher.
+ELSEWHERE, KERNEL = 0, 1
+_FIRST_BPF = 2
 #: The normal distribution's quantile for an interval of 95 %.
-_Z: Final = 1.96
+_Z = 1.96
 
 
 class Program:
@@ -130,21 +129,21 @@ class Account:
 
     def __init__(self) -> None:
         self._events: dict[str, Counts] = {}
-        #: By the number in a frame: the key of its program, its function, the frame, its line.
+        #: The frames of BPF: the key of the program, the function, the frame, and its line.
         self._frames: list[tuple[Key, str, Frame | None, Source | None]] = []
-        self._numbers: dict[tuple[Key, str, Source | None], str] = {}
+        self._numbers: dict[tuple[Key, str, Source | None], int] = {}
 
-    def frame(self, name: str, frame: Frame | None) -> str:
-        """How a frame of a BPF program is handed to ``add``; None if only its name is known."""
+    def frame(self, name: str, frame: Frame | None) -> int:
+        """The number of a frame of a BPF program; ``frame`` is None if only its name is known."""
         key = _key(name, None if frame is None else frame.lifetime)
         whole = (key, name, _source(frame))
         number = self._numbers.get(whole)
         if number is None:
-            number = self._numbers[whole] = f"{_BPF}{len(self._frames)}"
+            number = self._numbers[whole] = _FIRST_BPF + len(self._frames)
             self._frames.append((key, name, frame, whole[2]))
         return number
 
-    def add(self, event: str, comm: str, frames: Sequence[str]) -> None:
+    def add(self, event: str, comm: str, frames: Sequence[int]) -> None:
         """A sample; its frames leaf first.
 
         Of one that did not end in the kernel nothing below it can have been there.
@@ -156,13 +155,13 @@ class Account:
         if not frames or frames[0] == ELSEWHERE:
             return
         counts.kernel += 1
-        if frames[0].startswith(_BPF):
+        if frames[0] >= _FIRST_BPF:
             program, function, _ = self._program(counts, frames[0])
             program.own += 1
             program.functions[function] = program.functions.get(function, 0) + 1
         entered: dict[Program, str] = {}
         for depth, frame in enumerate(frames):
-            if frame.startswith(_BPF):
+            if frame >= _FIRST_BPF:
                 program, function, source = self._program(counts, frame)
                 if source is not None and program not in entered:
                     program.was_at(source, depth == 0)
@@ -180,8 +179,8 @@ class Account:
         events = sorted(self._events.items(), key=lambda item: (-item[1].samples, item[0]))
         return [_document(event, counts) for event, counts in events]
 
-    def _program(self, counts: Counts, frame: str) -> tuple[Program, str, Source | None]:
-        key, function, known, source = self._frames[int(frame[len(_BPF) :])]
+    def _program(self, counts: Counts, number: int) -> tuple[Program, str, Source | None]:
+        key, function, known, source = self._frames[number - _FIRST_BPF]
         program = counts.programs.get(key)
         if program is None:
             program = counts.programs[key] = Program(known)

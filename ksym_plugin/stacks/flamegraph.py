@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 
-from ksym_plugin.stacks.folded import (
+from ksym_plugin.stacks.frames import (
     BPF,
     INLINED,
     JIT,
@@ -19,35 +19,34 @@ from ksym_plugin.stacks.folded import (
     UNKNOWN,
     USER,
     StackFrame,
-    cut,
-    escaped,
-    frame_of,
-    readable,
 )
+from ksym_plugin.stacks.names import cut, for_xml, readable
 from ksym_plugin.timeline.symbols import split_bpf_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Final
+
+    from ksym_plugin.stacks.frames import FrameTable, Stack, Stacks
 
 #: Far more than any unwinder walks; deeper frames are left out.
-MOST_DEEP: Final = 2000
-_ROUNDING: Final = 1e-9
+MOST_DEEP = 2000
+_ROUNDING = 1e-9
 
 
 class Box:
     """A frame in its place; ``start``, ``total`` and ``own`` are numbers of samples.
 
-    ``own`` of its samples ended in it. The root has depth 0 and no text.
+    ``own`` of its samples ended in it. ``frame`` is its number in the table of frames; the
+    root has depth 0 and no frame.
     """
 
-    __slots__ = ("depth", "own", "start", "text", "total")
+    __slots__ = ("depth", "frame", "own", "start", "total")
 
-    def __init__(self, depth: int, start: float, text: str, own: float) -> None:
+    def __init__(self, depth: int, start: float, frame: int, own: float) -> None:
         self.depth = depth
         self.start = start
-        self.text = text
+        self.frame = frame
         self.own = own
         self.total: float = 0
 
@@ -66,12 +65,12 @@ class Layout:
         self.hidden = hidden if hidden > total * _ROUNDING else 0
 
 
-def layout(counts: Mapping[str, float], least: float, most: int) -> Layout:
-    """Stacks (``root;…;leaf``) as boxes of at least ``least`` samples, siblings by their text.
+def layout(stacks: Stacks, least: float, most: int) -> Layout:
+    """Stacks as boxes of at least ``least`` samples, siblings by their text.
 
     ``most`` of them at the most: the smallest go first.
     """
-    boxes = [box for box in _closed(counts) if box.total >= least or not box.depth]
+    boxes = [box for box in _closed(stacks) if box.total >= least or not box.depth]
     if len(boxes) > most:
         # No box is bigger than the one it stands on, so what is left still stands.
         bar = sorted((box.total for box in boxes), reverse=True)[most]
@@ -80,15 +79,14 @@ def layout(counts: Mapping[str, float], least: float, most: int) -> Layout:
     return Layout(boxes)
 
 
-def _closed(counts: Mapping[str, float]) -> Iterator[Box]:
+def _closed(stacks: Stacks) -> Iterator[Box]:
     """All boxes, each when it is complete, the root last."""
-    root = Box(0, 0, "", 0)
-    path: list[str] = []
+    root = Box(0, 0, -1, 0)
+    path: Stack = ()
     open_boxes: list[Box] = []
     now: float = 0
-    # A separator that sorts before all else keeps stacks that begin alike together.
-    for stack in sorted(counts, key=lambda text: text.replace(";", "\0")):
-        frames = stack.split(";", MOST_DEEP)[:MOST_DEEP]
+    for stack in _in_order(stacks):
+        frames = stack[:MOST_DEEP]
         shared = 0
         for mine, theirs in zip(frames, path):
             if mine != theirs:
@@ -99,11 +97,12 @@ def _closed(counts: Mapping[str, float]) -> Iterator[Box]:
             yield box
         del open_boxes[shared:]
         depth = shared
-        for text in frames[shared:]:
+        for frame in frames[shared:]:
             depth += 1
-            open_boxes.append(Box(depth, now, text, 0))
-        open_boxes[-1].own += counts[stack]
-        now += counts[stack]
+            open_boxes.append(Box(depth, now, frame, 0))
+        samples = stacks.counts[stack]
+        open_boxes[-1].own += samples
+        now += samples
         path = frames
     for box in reversed(open_boxes):
         box.total = now - box.start
@@ -112,19 +111,28 @@ def _closed(counts: Mapping[str, float]) -> Iterator[Box]:
     yield root
 
 
-WIDTH: Final = 1200
+def _in_order(stacks: Stacks) -> list[Stack]:
+    """The stacks in the order of their frames' texts; those that begin alike are together."""
+    frames = stacks.table.frames
+    ranks = [0] * len(frames)
+    for rank, number in enumerate(sorted(range(len(frames)), key=lambda at: frames[at].text)):
+        ranks[number] = rank
+    return sorted(stacks.counts, key=lambda stack: [ranks[number] for number in stack])
+
+
+WIDTH = 1200
 #: Frames narrower than so many pixels are left out.
-LEAST: Final = 0.1
+LEAST = 0.1
 #: However wide they are: this many are about 2 MB.
-_MOST: Final = 20_000
+_MOST = 20_000
 
 _PAD, _ROW, _TOP, _FOOT = 12, 18, 84, 32
 #: What a character of the labels is wide, until a browser has measured it.
-_COLUMN: Final = 6.7
-_SHADES: Final = 3
-_ROOT: Final = "root"
+_COLUMN = 6.7
+_SHADES = 3
+_ROOT = "root"
 #: The classes in the order of the legend, and what they are called.
-_KINDS: Final = {
+_KINDS = {
     BPF: "BPF",
     KERNEL: "kernel",
     USER: "user",
@@ -155,26 +163,24 @@ class Picture:
 
 
 def draw(
-    counts: Mapping[str, float],
-    picture: Picture,
-    notes: Mapping[str, Sequence[str]] | None = None,
+    stacks: Stacks, picture: Picture, notes: Mapping[int, Sequence[str]] | None = None
 ) -> Iterator[str]:
     """The SVG's text, piece by piece. ``notes`` are further lines of frames' tooltips."""
     width = picture.width or WIDTH
-    total = sum(counts.values())
+    total = sum(stacks.counts.values())
     scale = (width - 2 * _PAD) / (total or 1)
-    laid = layout(counts, picture.least / scale, _MOST)
+    laid = layout(stacks, picture.least / scale, _MOST)
     boxes = laid.boxes
     levels = 1 + max(box.depth for box in boxes)
     height = _TOP + levels * _ROW + _FOOT
-    names = _Names()
+    names = _Names(stacks.table)
     numbers = [names.number(box) for box in boxes]
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="flame" width="{width}" height="{height}"'
-        f' viewBox="0 0 {width} {height}">\n<title>{escaped(readable(picture.title))}</title>\n'
+        f' viewBox="0 0 {width} {height}">\n<title>{for_xml(readable(picture.title))}</title>\n'
         f"<style>{_file('flame.css')}</style>\n"
     )
-    yield from _head(picture.title, total, _shares(counts, names))
+    yield from _head(picture.title, total, _shares(stacks, names))
     yield from _frames(laid, names, numbers, scale, levels, picture.inverted)
     yield f'<text class="note" x="{_PAD}" y="{height - 12}">{_foot(laid, scale)}</text>\n'
     document: dict[str, object] = {
@@ -196,26 +202,27 @@ def draw(
         "notes": names.notes(notes or {}),
         "boxes": _flat(boxes, numbers),
     }
-    yield f"<metadata>{escaped(_json(document))}</metadata>\n"
+    yield f"<metadata>{for_xml(_json(document))}</metadata>\n"
     yield f"<script><![CDATA[{_file('flame.js')}]]></script>\n</svg>\n"
 
 
 class _Names:
     """The frames that are drawn, each kept once: what they are called, and their classes."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: FrameTable) -> None:
+        self._table = table
         self.names: list[str] = []
         self.kinds: list[str] = []
         #: What labels say instead, where the name begins as all of its class do.
         self.short: dict[int, str] = {}
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[int, int] = {}
 
     def number(self, box: Box) -> int:
         if not box.depth:
-            return self._add(StackFrame("all", _ROOT))
-        number = self._numbers.get(box.text)
+            return self._add(StackFrame("all", _ROOT, ""))
+        number = self._numbers.get(box.frame)
         if number is None:
-            number = self._numbers[box.text] = self._add(frame_of(box.text))
+            number = self._numbers[box.frame] = self._add(self._table.frames[box.frame])
         return number
 
     def _add(self, frame: StackFrame) -> int:
@@ -230,18 +237,21 @@ class _Names:
     def label(self, number: int) -> str:
         return self.short.get(number) or self.names[number]
 
-    def notes(self, notes: Mapping[str, Sequence[str]]) -> dict[int, list[str]]:
+    def notes(self, notes: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
+        frames = self._table.frames
         return {
-            self._numbers[text]: [readable(line) for line in lines]
-            for text, lines in sorted(notes.items())
-            if text in self._numbers
+            self._numbers[frame]: [readable(line) for line in notes[frame]]
+            for frame in sorted(notes, key=lambda frame: frames[frame].text)
+            if frame in self._numbers
         }
 
 
 def _located(frame: StackFrame) -> str:
-    if not frame.file:
+    location = frame.location
+    if location is None or not location.file:
         return frame.name
-    return f"{frame.name} ({frame.file}{f':{frame.line}' if frame.line else ''})"
+    line = f":{location.line}" if location.line else ""
+    return f"{frame.name} ({location.file}{line})"
 
 
 def _frames(
@@ -262,7 +272,7 @@ def _frames(
         )
         label = cut(names.label(number), int((wide - 8) / _COLUMN))
         if label:
-            labels.append(f'<text x="{x + 4:.2f}" y="{y + _ROW - 6}">{escaped(label)}</text>\n')
+            labels.append(f'<text x="{x + 4:.2f}" y="{y + _ROW - 6}">{for_xml(label)}</text>\n')
     yield '</g>\n<g class="labels">\n'
     yield from labels
     yield "</g>\n"
@@ -277,7 +287,7 @@ def _flat(boxes: list[Box], numbers: list[int]) -> list[float]:
 
 def _head(title: str, total: float, shares: Mapping[str, float]) -> Iterator[str]:
     """The title, how many samples there are, and the share of each class, by leaves."""
-    yield f'<text class="title" x="{_PAD}" y="28">{escaped(cut(readable(title), 60))}</text>\n'
+    yield f'<text class="title" x="{_PAD}" y="28">{for_xml(cut(readable(title), 60))}</text>\n'
     yield f'<text class="note" x="{_PAD}" y="47">{_samples(total)}</text>\n<g>\n'
     x = _PAD
     for kind, name in _KINDS.items():
@@ -295,16 +305,13 @@ def _samples(total: float) -> str:
     return f"{number} sample{'' if number == '1' else 's'}"
 
 
-def _shares(counts: Mapping[str, float], names: _Names) -> dict[str, float]:
+def _shares(stacks: Stacks, names: _Names) -> dict[str, float]:
     """Samples by the class of the frame that they ended in; classes that only call have 0."""
-    kinds: dict[str, str] = {}
+    frames = stacks.table.frames
     shares = dict.fromkeys(names.kinds, 0.0)
     del shares[_ROOT]
-    for stack, count in counts.items():
-        leaf = stack.rpartition(";")[2]
-        kind = kinds.get(leaf)
-        if kind is None:
-            kind = kinds[leaf] = frame_of(leaf).kind
+    for stack, count in stacks.counts.items():
+        kind = frames[stack[-1]].kind
         shares[kind] = shares.get(kind, 0) + count
     return shares
 

@@ -89,7 +89,7 @@ def perf_text(keep: Path) -> None:
 
 def counts(folder: Path) -> dict[str, float]:
     with open(folder / "out.folded", "rb") as file:
-        return folded.parse(file).counts
+        return folded.parse(file).by_text()
 
 
 def share(line: str, word: str) -> float:

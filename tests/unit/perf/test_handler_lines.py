@@ -16,9 +16,9 @@ from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import fold, text
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
-from ksym_plugin.perf.output import FoldedOutput, TextOutput
-from ksym_plugin.perf.pictures import SvgOutput
+from ksym_plugin.perf.output import TextOutput
 from ksym_plugin.perf.repaint import Annotator, Renamer
+from ksym_plugin.perf.stack_output import FoldedOutput, SvgOutput
 from ksym_plugin.timeline.line_table import pack_lines
 from ksym_plugin.timeline.program import ProgramDetails
 from ksym_plugin.timeline.symbols import (

@@ -1,4 +1,4 @@
-"""perf script's text, against lines that perf printed; and folded stacks."""
+"""perf script's text, against lines that perf printed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import io
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ksym_plugin.perf.output import FoldedOutput, TextOutput, say
+from ksym_plugin.perf.output import TextOutput, say
 from tests.unit.perf_events import CALLCHAIN, SAMPLED, SECOND, TIME, attr, event, node
 
 PLAIN = attr(sample_type=SAMPLED & ~CALLCHAIN)
@@ -114,6 +112,12 @@ def test_a_name_without_an_offset_is_printed_without_one() -> None:
     assert "\t              10 f (/x)\n" in text_of(event(entry))
 
 
+def test_semicolons_of_java_stay() -> None:
+    name = "Ldemo/io/Out;::write->Ldemo/Enc;::enc"
+    one = event(node(0x7F72_2D11_9786, name, 0x4B, "/tmp/perf-19982.map"))
+    assert f" {name}+0x4b (/tmp/perf-19982.map)\n" in text_of(one)
+
+
 def test_nothing_is_held_back_for_long() -> None:
     stream = io.StringIO()
     output = TextOutput(stream)
@@ -122,64 +126,6 @@ def test_nothing_is_held_back_for_long() -> None:
     assert stream.getvalue()
     output.close()
     assert stream.getvalue() == text_of(event()) * 5000
-
-
-def folded(*events: dict[str, Any]) -> list[str]:
-    stream = io.StringIO()
-    output = FoldedOutput(stream)
-    for one in events:
-        output.sample(one, [output.user(entry) for entry in one["callchain"]])
-    output.close()
-    return stream.getvalue().splitlines()
-
-
-def test_semicolons_of_java_do_not_make_frames() -> None:
-    name = "Ldemo/io/Out;::write->Ldemo/Enc;::enc"
-    one = event(node(0x7F72_2D11_9786, name, 0x4B, "/tmp/perf-19982.map"))
-    assert folded(one) == ["demo;Ldemo/io/Out:::write->Ldemo/Enc:::enc 1"]
-    assert f" {name}+0x4b (/tmp/perf-19982.map)\n" in text_of(one)
-
-
-def test_equal_stacks_are_counted() -> None:
-    one, other = event(node(1, "a"), node(2, "b")), event(node(2, "b"))
-    assert folded(one, other, one, one) == ["demo;b 1", "demo;b;a 3"]
-
-
-@pytest.mark.parametrize(
-    "dso, frame",
-    [
-        ("/usr/lib/libc.so.6", "[libc.so.6]"),
-        ("[vdso]", "[vdso]"),
-        ("[kernel.kallsyms]", "[kernel.kallsyms]"),
-        ("", "[unknown]"),
-        (None, "[unknown]"),
-        ("/x/a;b\nc", "[a:b c]"),
-    ],
-)
-def test_a_frame_without_a_name_is_its_file(dso: str | None, frame: str) -> None:
-    assert folded(event(node(1, dso=dso))) == [f"demo;{frame} 1"]
-
-
-def test_kernel_frames_are_marked() -> None:
-    output = FoldedOutput(io.StringIO())
-    assert output.kernel(1, "f;g", 4, "[kernel.kallsyms]") == "f:g_[k]"
-    assert output.kernel(1, "", None, "[kernel.kallsyms]") == "[kernel.kallsyms]_[k]"
-    assert output.kernel(1, "", None, "") == "[unknown]_[k]"
-
-
-@given(st.lists(st.tuples(st.text(max_size=6), st.lists(st.text(max_size=6), max_size=4))))
-def test_a_folded_line_has_as_many_frames_as_its_stack(stacks: list[tuple[str, list[str]]]) -> None:
-    samples = [
-        event(*[node(at, name, 0, "/x") for at, name in enumerate(names)], comm=comm)
-        for comm, names in stacks
-    ]
-    lines = folded(*samples)
-    total = 0
-    for line in lines:
-        stack, _, count = line.rpartition(" ")
-        assert stack.count(";") in {len(names) for _, names in stacks}
-        total += int(count)
-    assert total == len(samples)
 
 
 def test_what_is_said_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ksym_plugin.python import pyspy
-from ksym_plugin.stacks.folded import PYTHON, USER, frame_of
+from ksym_plugin.stacks.folded import frame_of
 from ksym_plugin.stacks.folded import parse as folded
+from ksym_plugin.stacks.frames import PYTHON, USER
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def document(
 
 
 def test_command_lines_are_one_frame_each() -> None:
-    counts = folded(RAW.splitlines()).counts
+    counts = folded(RAW.splitlines()).by_text()
     (first, _), (second, _) = counts.items()
     assert [*counts.values()] == [17, 3]
     assert len(first.split(";")) == 4
@@ -134,7 +135,8 @@ def test_native_frames_are_told_from_python_s() -> None:
 @pytest.mark.parametrize("file", ["/x/a.py", "<frozen importlib._bootstrap>", "/usr/bin/tool"])
 def test_functions_are_python_s_in_folded_stacks_whatever_the_file(file: str) -> None:
     found = frame_of(pyspy.function_frame("f<locals>.g", file))
-    assert (found.kind, found.name, found.file) == (PYTHON, "f<locals>.g", file)
+    assert found.location is not None
+    assert (found.kind, found.name, found.location.file) == (PYTHON, "f<locals>.g", file)
 
 
 @given(st.text(), st.text())

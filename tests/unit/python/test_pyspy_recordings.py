@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from ksym_plugin.cli import cli
 from ksym_plugin.python import pyspy_graft
 from ksym_plugin.stacks import folded
-from ksym_plugin.stacks.folded import PYTHON, frame_of
+from ksym_plugin.stacks.folded import frame_of
+from ksym_plugin.stacks.frames import PYTHON
 from tests.oracle.spied import NAMES, Recording, score
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def test_bpf_frames_are_named_and_under_the_function_that_ran_them(recording: Re
     done = graft(recording, "--folded", stacks)
     assert done.exit_code == 0, done.output
     with open(stacks, "rb") as file:
-        counts = folded.parse(file).counts
+        counts = folded.parse(file).by_text()
     right = sum(count for stack, count in counts.items() if is_under(stack, "filtering ("))
     wrong = sum(count for stack, count in counts.items() if is_under(stack, "(")) - right
     assert right > 50
@@ -108,7 +109,7 @@ def test_every_sample_of_perf_is_in_every_output(recording: Recording) -> None:
         blocks = [block for block in file.read().split(b"\n\n") if b"cpu-clock: " in block]
     expected = sum(b" ptrace_stop+" not in block for block in blocks)
     with open(stacks, "rb") as file:
-        assert sum(folded.parse(file).counts.values()) == expected
+        assert sum(folded.parse(file).by_text().values()) == expected
     with open(recording.path("out.json"), encoding="utf-8") as file:
         document = json.load(file)
     merged, *threads = document["profiles"]
@@ -197,7 +198,7 @@ def test_a_thread_under_an_unknown_id_is_not_said_to_be_without_python(
     stacks = recording.path("out.folded")
     assert "1 thread unknown" in graft(recording, "--folded", stacks).stderr
     with open(stacks, "rb") as file:
-        counts = folded.parse(file).counts
+        counts = folded.parse(file).by_text()
     assert any(pyspy_graft.STACK_UNKNOWN in stack for stack in counts)
     assert not any(pyspy_graft.NO_PYTHON in stack for stack in counts)
 

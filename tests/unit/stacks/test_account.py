@@ -20,7 +20,7 @@ from ksym_plugin.cli import report as command
 from ksym_plugin.kernel import identity
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
-from ksym_plugin.perf.pictures import ReportOutput
+from ksym_plugin.perf.stack_output import ReportOutput
 from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account, share
 from ksym_plugin.timeline.symbols import (
     BPF_MODULE,

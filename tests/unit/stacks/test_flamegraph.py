@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ksym_plugin.cli import cli, flamegraph
 from ksym_plugin.stacks import folded
 from ksym_plugin.stacks.flamegraph import Picture, draw
-from ksym_plugin.stacks.folded import cut, readable
+from ksym_plugin.stacks.names import cut, readable
 
 SPACE = "{http://www.w3.org/2000/svg}"
 STACKS = {
@@ -37,7 +37,7 @@ HOSTILE = (
 
 
 def drawn(counts: dict[str, float], **options: object) -> str:
-    return "".join(draw(counts, Picture(**options)))  # type: ignore[arg-type]
+    return "".join(draw(folded.stacks_of(counts), Picture(**options)))  # type: ignore[arg-type]
 
 
 def data_of(text: str) -> dict:
@@ -96,7 +96,9 @@ def test_roots_stand_below_or_hang_above() -> None:
 
 def test_notes_are_a_frame_s() -> None:
     frame = "bpf_prog_0123456789abcdef_count_[b]"
-    text = "".join(draw(STACKS, Picture(), {frame: ["program 7 <b>"], "gone": ["never"]}))
+    stacks = folded.stacks_of(STACKS)
+    number, gone = (stacks.table.number(folded.frame_of(text)) for text in (frame, "gone"))
+    text = "".join(draw(stacks, Picture(), {number: ["program 7 <b>"], gone: ["never"]}))
     data = data_of(text)
     ((number, lines),) = data["notes"].items()
     assert (data["names"][int(number)], lines) == (frame[:-4], ["program 7 <b>"])
@@ -117,7 +119,8 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names_are_text(name: str) -> None:
-    text = "".join(draw({f"{name};b": 1}, Picture(name), {name: [name]}))
+    stacks = folded.stacks_of({f"{name};b": 1})
+    text = "".join(draw(stacks, Picture(name), {0: [name]}))
     text.encode("utf-8")
     root = ET.fromstring(text)
     assert [element.tag for element in root.iter()].count(f"{SPACE}script") == 1
@@ -250,6 +253,6 @@ def test_command_without_stacks_says_so(text: str) -> None:
 
 
 def test_bpf_is_a_class_in_what_others_fold() -> None:
-    counts = folded.parse([b"sh;bpf_prog_0123456789abcdef_count_[k] 5\n"]).counts
+    counts = folded.parse([b"sh;bpf_prog_0123456789abcdef_count_[k] 5\n"]).by_text()
     found = named(drawn(counts))
     assert found["bpf_prog_0123456789abcdef_count"].get("class").startswith("bpf")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.stacks.flamegraph import MOST_DEEP, Box, layout
+from ksym_plugin.stacks.flamegraph import MOST_DEEP, Box, Layout, layout
+from ksym_plugin.stacks.folded import stacks_of
 
 #: With characters that sort before the separator, and names that begin other names.
 _FRAME = st.sampled_from(["a", "a!", "a b", "ab", "b", "", ";"[:0] + "~", "a\x01"])
@@ -25,31 +26,35 @@ def by_prefix(counts: dict[str, int]) -> dict[tuple[str, ...], tuple[int, int]]:
     return sums
 
 
-def paths(boxes: list[Box]) -> dict[tuple[str, ...], Box]:
-    """Boxes by their paths; parents come before children."""
+def laid_out(
+    counts: dict[str, int], least: float = 0, most: int = 10**6
+) -> tuple[Layout, dict[tuple[str, ...], Box]]:
+    """The layout, and its boxes by their paths; parents come before children."""
+    stacks = stacks_of(counts)
+    laid = layout(stacks, least, most)
+    frames = stacks.table.frames
     found = {}
     path: list[str] = []
-    for box in boxes:
+    for box in laid.boxes:
         del path[max(0, box.depth - 1) :]
         if box.depth:
-            path.append(box.text)
+            path.append(frames[box.frame].text)
         assert len(path) == box.depth, "a box without the one it stands on"
         assert tuple(path) not in found, "a box drawn twice"
         found[tuple(path)] = box
-    return found
+    return laid, found
 
 
 @given(_STACKS)
 def test_every_prefix_is_a_box(counts: dict[str, int]) -> None:
-    laid = layout(counts, 0, 10**6)
-    found = paths(laid.boxes)
+    laid, found = laid_out(counts)
     assert {path: (box.total, box.own) for path, box in found.items()} == by_prefix(counts)
     assert laid.hidden == 0
 
 
 @given(_STACKS)
 def test_boxes_lie_within_their_parents_and_beside_each_other(counts: dict[str, int]) -> None:
-    found = paths(layout(counts, 0, 10**6).boxes)
+    _, found = laid_out(counts)
     edge: dict[tuple[str, ...], float] = {}
     for path, box in found.items():
         if path:
@@ -61,8 +66,7 @@ def test_boxes_lie_within_their_parents_and_beside_each_other(counts: dict[str, 
 
 @given(_STACKS, st.integers(0, 60), st.integers(1, 20))
 def test_what_is_left_out(counts: dict[str, int], least: int, most: int) -> None:
-    laid = layout(counts, least, most)
-    found = paths(laid.boxes)
+    laid, found = laid_out(counts, least, most)
     sums = by_prefix(counts)
     assert {path: (box.total, box.own) for path, box in found.items()}.items() <= sums.items()
     assert len(found) <= most
@@ -75,13 +79,13 @@ def test_what_is_left_out(counts: dict[str, int], least: int, most: int) -> None
 
 def test_the_order_of_the_input_does_not_matter() -> None:
     counts = {"b;c": 1, "a": 2, "a;z": 3, "a!;c": 4}
-    forward = layout(counts, 0, 100).boxes
-    backward = layout(dict(reversed(counts.items())), 0, 100).boxes
-    assert [(b.text, b.start, b.depth) for b in forward] == [
-        (b.text, b.start, b.depth) for b in backward
+    _, forward = laid_out(counts)
+    _, backward = laid_out(dict(reversed(counts.items())))
+    assert [(path, box.start) for path, box in forward.items()] == [
+        (path, box.start) for path, box in backward.items()
     ]
 
 
 def test_depth_is_bounded() -> None:
-    laid = layout({";".join("x" * 50_000): 1}, 0, 10**6)
+    laid, _ = laid_out({";".join("x" * 50_000): 1})
     assert max(box.depth for box in laid.boxes) == MOST_DEEP

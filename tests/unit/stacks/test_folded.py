@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.stacks import folded
+from ksym_plugin.stacks import folded, frames
+from ksym_plugin.timeline.symbols import SourceLocation
 
 TAG = "bpf_prog_0123456789abcdef"
 
 
 def parsed(text: str | bytes) -> dict[str, float]:
     data = text.encode() if isinstance(text, str) else text
-    return folded.parse(data.splitlines(keepends=True)).counts
+    return folded.parse(data.splitlines(keepends=True)).by_text()
 
 
 @pytest.mark.parametrize(
@@ -47,14 +48,14 @@ def test_a_difference_is_one_where_every_line_has_two_counts() -> None:
 def test_what_is_no_stack_is_counted(line: str) -> None:
     stacks = folded.parse([line.encode(), b"\n", b"ok;ok 1\n"])
     kept = {"ok;ok": 1} if line != "a;b 1." else {"ok;ok": 1, "a;b": 1}
-    assert (stacks.counts, stacks.skipped) == (kept, 2 - len(kept))
+    assert (stacks.by_text(), stacks.skipped) == (kept, 2 - len(kept))
 
 
 @given(st.lists(st.binary(max_size=30)))
 def test_any_bytes(lines: list[bytes]) -> None:
     stacks = folded.parse(lines)
     assert stacks.skipped <= len(lines)
-    assert all(count > 0 for count in stacks.counts.values())
+    assert all(count > 0 for count in stacks.by_text().values())
 
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters=";\ufeff"), min_size=1, max_size=5)
@@ -64,35 +65,35 @@ _STACK = st.lists(_TEXT.filter(lambda t: t.split() == [t]), min_size=1, max_size
 @given(st.lists(st.tuples(_STACK, st.integers(1, 99)), min_size=1))
 def test_what_was_written_comes_back(stacks: list[tuple[list[str], int]]) -> None:
     expected: dict[str, int] = {}
-    for frames, count in stacks:
-        text = ";".join(frames).replace(";::", ":::")
+    for names, count in stacks:
+        text = ";".join(names).replace(";::", ":::")
         expected[text] = expected.get(text, 0) + count
-    lines = [f"{';'.join(frames)} {count}\n".encode() for frames, count in stacks]
-    assert folded.parse(lines).counts == expected
+    lines = [f"{';'.join(names)} {count}\n".encode() for names, count in stacks]
+    assert folded.parse(lines).by_text() == expected
 
 
 @pytest.mark.parametrize(
     "text, name, kind",
     [
-        ("main", "main", folded.USER),
-        ("vfs_read_[k]", "vfs_read", folded.KERNEL),
-        ("java/lang/Thread:::run_[j]", "java/lang/Thread:::run", folded.JIT),
-        ("std::move_[i]", "std::move", folded.INLINED),
-        ("anything_[b]", "anything", folded.BPF),
-        (f"{TAG}_count_[k]", f"{TAG}_count", folded.BPF),
-        (f"{TAG}_count", f"{TAG}_count", folded.BPF),
-        (f"{TAG}?_[k]", f"{TAG}?", folded.BPF),
-        ("bpf_trampoline_6442467359_[k]", "bpf_trampoline_6442467359", folded.BPF),
+        ("main", "main", frames.USER),
+        ("vfs_read_[k]", "vfs_read", frames.KERNEL),
+        ("java/lang/Thread:::run_[j]", "java/lang/Thread:::run", frames.JIT),
+        ("std::move_[i]", "std::move", frames.INLINED),
+        ("anything_[b]", "anything", frames.BPF),
+        (f"{TAG}_count_[k]", f"{TAG}_count", frames.BPF),
+        (f"{TAG}_count", f"{TAG}_count", frames.BPF),
+        (f"{TAG}?_[k]", f"{TAG}?", frames.BPF),
+        ("bpf_trampoline_6442467359_[k]", "bpf_trampoline_6442467359", frames.BPF),
         # Functions of the kernel that are no BPF programs.
-        ("bpf_trampoline_update_[k]", "bpf_trampoline_update", folded.KERNEL),
-        ("bpf_prog_run_[k]", "bpf_prog_run", folded.KERNEL),
-        ("bpf_dispatcher_change_prog_[k]", "bpf_dispatcher_change_prog", folded.KERNEL),
-        ("[unknown]", "[unknown]", folded.UNKNOWN),
-        ("", "[unknown]", folded.UNKNOWN),
-        ("[unknown]_[k]", "[unknown]", folded.KERNEL),
-        ("[libc.so.6]", "[libc.so.6]", folded.USER),
-        ("operator()(int)", "operator()(int)", folded.USER),
-        ("f (libx.so)", "f (libx.so)", folded.USER),
+        ("bpf_trampoline_update_[k]", "bpf_trampoline_update", frames.KERNEL),
+        ("bpf_prog_run_[k]", "bpf_prog_run", frames.KERNEL),
+        ("bpf_dispatcher_change_prog_[k]", "bpf_dispatcher_change_prog", frames.KERNEL),
+        ("[unknown]", "[unknown]", frames.UNKNOWN),
+        ("", "[unknown]", frames.UNKNOWN),
+        ("[unknown]_[k]", "[unknown]", frames.KERNEL),
+        ("[libc.so.6]", "[libc.so.6]", frames.USER),
+        ("operator()(int)", "operator()(int)", frames.USER),
+        ("f (libx.so)", "f (libx.so)", frames.USER),
     ],
 )
 def test_classes(text: str, name: str, kind: str) -> None:
@@ -117,7 +118,8 @@ def test_classes(text: str, name: str, kind: str) -> None:
 )
 def test_python(text: str, name: str, file: str, line: int) -> None:
     frame = folded.frame_of(text)
-    assert (frame.kind, frame.name, frame.file, frame.line) == (folded.PYTHON, name, file, line)
+    location = SourceLocation(file, line) if file else None
+    assert (frame.kind, frame.name, frame.location) == (frames.PYTHON, name, location)
 
 
 @given(st.text())

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ksym_plugin.stacks.folded import Reader
 from ksym_plugin.stacks.speedscope import SCHEMA, write
 
 _FRAME = st.text(st.characters(exclude_characters=";"), max_size=6)
@@ -25,7 +26,12 @@ _SAMPLES = st.lists(
 
 
 def written(name: str, *profiles: tuple[str, Any]) -> dict[str, Any]:
-    document = json.loads("".join(write(name, profiles)))
+    reader = Reader()
+    numbered = [
+        (title, [(reader.stack(text), weight) for text, weight in samples])
+        for title, samples in profiles
+    ]
+    document = json.loads("".join(write(name, reader.table, numbered)))
     check(document)
     check_schema(document)
     return document

@@ -1,4 +1,4 @@
-"""What the handler draws, fed with events as perf makes them."""
+"""Folded stacks, pictures and their words, fed with events as perf makes them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ksym_plugin.perf.pictures import SpeedscopeOutput, SvgOutput
-from ksym_plugin.stacks.account import duration, lived, told
+from ksym_plugin.perf.stack_output import FoldedOutput, SpeedscopeOutput, SvgOutput
+from ksym_plugin.stacks.account import describe, duration, lived
 from ksym_plugin.timeline.symbols import BPF_MODULE, BPF_PROG, EXACT, Frame, Lifetime, Load
 from tests.unit.helpers import BASE, load
 from tests.unit.perf_events import CORE, SECOND, VMLINUX, event, node
@@ -30,7 +32,7 @@ def frame(known: Lifetime) -> Frame:
     return Frame(BASE + 4, NAME, 4, BPF_MODULE, BPF_PROG, EXACT, known)
 
 
-def feed(output: SvgOutput, *samples: tuple[dict[str, Any], list[str]]) -> str:
+def feed(output: SvgOutput, *samples: tuple[dict[str, Any], list[int]]) -> str:
     for one, pieces in samples:
         output.sample(one, pieces)
     output.close()
@@ -51,10 +53,16 @@ def test_bpf_is_a_class_and_its_tooltip_tells_of_the_program() -> None:
 
 def test_bpf_frames_as_perf_had_them_are_bpf_s_too() -> None:
     output = SvgOutput(io.StringIO(), "x")
-    assert output.kernel(BASE, NAME, 4, NAME) == f"{NAME}_[b]"
-    assert output.kernel(BASE, "", None, "") == "[unknown]_[k]"
-    assert output.kernel(BASE, "", None, "[bpf]") == "[bpf]_[b]"  # classic BPF has no name
-    assert output.kernel(BASE, "nf_hook", 4, "[nf_tables]") == "nf_hook_[k]"
+    pieces = [
+        output.kernel(BASE, NAME, 4, NAME),
+        output.kernel(BASE, "", None, ""),
+        output.kernel(BASE, "", None, "[bpf]"),  # classic BPF has no name
+        output.kernel(BASE, "nf_hook", 4, "[nf_tables]"),
+    ]
+    found = named(feed(output, (event(), pieces)))
+    classes = {name: rect.get("class")[:-1] for name, rect in found.items()}
+    assert {"[unknown]", "nf_hook"} == {n for n, kind in classes.items() if kind == "kernel"}
+    assert {NAME, "[bpf]"} == {n for n, kind in classes.items() if kind == "bpf"}
 
 
 def test_many_programs_of_one_name() -> None:
@@ -69,8 +77,8 @@ def test_many_programs_of_one_name() -> None:
 def test_a_profile_a_thread_in_the_order_of_time() -> None:
     output = SpeedscopeOutput(io.StringIO(), "perf.data")
     samples = [
-        (event(tid=tid, comm=comm), [piece])
-        for tid, comm, piece in [(8, "b", "x"), (8, "b", "x"), (9, "a", "x"), (8, "b", "w")]
+        (event(tid=tid, comm=comm), [output.user(node(1, name))])
+        for tid, comm, name in [(8, "b", "x"), (8, "b", "x"), (9, "a", "x"), (8, "b", "w")]
     ]
     document = json.loads(feed(output, *samples))
     names = [frame["name"] for frame in document["shared"]["frames"]]
@@ -93,12 +101,75 @@ def test_without_samples_there_is_still_a_picture() -> None:
     assert ET.fromstring(feed(SvgOutput(io.StringIO(), "x"))).get("class") == "flame"
 
 
+# Folded stacks
+
+
+def folded(*events: dict[str, Any]) -> list[str]:
+    stream = io.StringIO()
+    output = FoldedOutput(stream)
+    for one in events:
+        output.sample(one, [output.user(entry) for entry in one["callchain"]])
+    output.close()
+    return stream.getvalue().splitlines()
+
+
+def test_semicolons_of_java_do_not_make_frames() -> None:
+    name = "Ldemo/io/Out;::write->Ldemo/Enc;::enc"
+    one = event(node(0x7F72_2D11_9786, name, 0x4B, "/tmp/perf-19982.map"))
+    assert folded(one) == ["demo;Ldemo/io/Out:::write->Ldemo/Enc:::enc 1"]
+
+
+def test_equal_stacks_are_counted() -> None:
+    one, other = event(node(1, "a"), node(2, "b")), event(node(2, "b"))
+    assert folded(one, other, one, one) == ["demo;b 1", "demo;b;a 3"]
+
+
+@pytest.mark.parametrize(
+    "dso, frame",
+    [
+        ("/usr/lib/libc.so.6", "[libc.so.6]"),
+        ("[vdso]", "[vdso]"),
+        ("[kernel.kallsyms]", "[kernel.kallsyms]"),
+        ("", "[unknown]"),
+        (None, "[unknown]"),
+        ("/x/a;b\nc", "[a:b c]"),
+    ],
+)
+def test_a_frame_without_a_name_is_its_file(dso: str | None, frame: str) -> None:
+    assert folded(event(node(1, dso=dso))) == [f"demo;{frame} 1"]
+
+
+def test_kernel_frames_are_marked() -> None:
+    output = FoldedOutput(io.StringIO())
+    dsos = (("f;g", "[kernel.kallsyms]"), ("", "[kernel.kallsyms]"), ("", ""))
+    output.sample(event(), [output.kernel(1, name, None, dso) for name, dso in dsos])
+    output.close()
+    assert output._stream.getvalue() == (  # type: ignore[attr-defined]
+        "demo;[unknown]_[k];[kernel.kallsyms]_[k];f:g_[k] 1\n"
+    )
+
+
+@given(st.lists(st.tuples(st.text(max_size=6), st.lists(st.text(max_size=6), max_size=4))))
+def test_a_folded_line_has_as_many_frames_as_its_stack(stacks: list[tuple[str, list[str]]]) -> None:
+    samples = [
+        event(*[node(at, name, 0, "/x") for at, name in enumerate(names)], comm=comm)
+        for comm, names in stacks
+    ]
+    lines = folded(*samples)
+    total = 0
+    for line in lines:
+        stack, _, count = line.rpartition(" ")
+        assert stack.count(";") in {len(names) for _, names in stacks}
+        total += int(count)
+    assert total == len(samples)
+
+
 # Words
 
 
 def test_what_is_not_known_is_not_told() -> None:
-    assert told(lifetime(None, None, None)) == "program unknown, 3 s"
-    assert told(lifetime(7, 12, None)) == "program 7, loaded by ? (pid 12), 3 s"
+    assert describe(lifetime(None, None, None)) == "program unknown, 3 s"
+    assert describe(lifetime(7, 12, None)) == "program 7, loaded by ? (pid 12), 3 s"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""Names as they are shown. They are other people's, and may hold anything."""
+
+from __future__ import annotations
+
+_LONGEST = 500
+_LONGEST_FILE = 255  # NAME_MAX
+
+#: What moves a terminal's cursor or ends a line: C0, DEL and C1, the latter also as bytes.
+_CONTROLS = (*range(0x20), 0x7F, *range(0x80, 0xA0), *range(0xDC80, 0xDCA0))
+_FOR_TERMINAL = {code: None for code in _CONTROLS if code != ord("\t")}
+_FOR_STACKS = {**dict.fromkeys((*_CONTROLS, 0x2028, 0x2029), " "), ord(";"): ":"}
+
+
+def for_terminal(text: str) -> str:
+    """``text`` without control characters."""
+    return text.translate(_FOR_TERMINAL)
+
+
+def for_stacks(name: str) -> str:
+    """``name`` without what separates the frames and the lines of folded stacks."""
+    return name.translate(_FOR_STACKS)
+
+
+def readable(text: str) -> str:
+    """``text`` as one can read it: what has no look is escaped, what is endless is cut.
+
+    What is left is valid in XML 1.0: the characters it forbids are none that print.
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 1]}…"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    if code == 0xA0:
+        return " "
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def cut(name: str, room: int) -> str:
+    """The beginning of a name that fits into so many columns; nothing if that says nothing."""
+    if room < 3:
+        return ""
+    if name.isascii():
+        return name if len(name) <= room else f"{name[: room - 1]}…"
+    import unicodedata
+
+    used = 0
+    for at, character in enumerate(name):
+        used += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if used > room:
+            return f"{name[: max(0, at - 1)]}…"
+    return name
+
+
+def for_xml(text: str) -> str:
+    """``text`` for the inside of an XML element."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def file_name(path: str) -> str:
+    """A file's name without its folder, as perf shows it; without blanks, which end it.
+
+    Any file can be named by who compiled it: in perf's text a line that has no blanks is
+    neither a header nor a frame. What is longer than a file's name can be is cut, as it may
+    stand in every sample.
+    """
+    name = path.rpartition("/")[2][:_LONGEST_FILE]
+    if name.isprintable() and " " not in name:
+        return name
+    return "".join(c if c.isprintable() and c != " " else "_" for c in name)
