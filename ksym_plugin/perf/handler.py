@@ -40,7 +40,7 @@ from ksym_plugin.timeline.symbols import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, Final
+    from typing import Any
 
     from ksym_plugin.kernel.dwarf import ImageLines
     from ksym_plugin.kernel.vmlinux import Image
@@ -48,9 +48,10 @@ if TYPE_CHECKING:
     from ksym_plugin.perf.options import Options
     from ksym_plugin.perf.output import Output, Piece
     from ksym_plugin.perf.repaint import Renamer
+    from ksym_plugin.timeline.symbols import Lifetime
 
-_KERNEL_HALF: Final = 1 << 63
-_GUEST: Final = "[guest."
+_KERNEL_HALF = 1 << 63
+_GUEST = "[guest."
 
 
 class Handler:
@@ -81,6 +82,7 @@ class Handler:
         self._has_statics = self._image is not None
         wants_lines = options.wants_lines
         self._locator = Locator(self._session.lines, self._kernel_lines) if wants_lines else None
+        self._pieces_of: dict[tuple[Lifetime | None, int, str, bool], Piece] = {}
         self._core = CoreFrames(self._kernel_lines is not None)
 
     def _open_image(self, path: str, with_lines: bool) -> None:
@@ -193,13 +195,26 @@ class Handler:
         if held is None:
             return self._output.kernel(address, "", None, unnamed_dso(answer, name, strip_nul(dso)))
         if isinstance(held, Frame):
-            located = None if self._locator is None else self._locator.locate(held, is_leaf)
-            return self._output.kernel(
-                address, format_name(held), held.offset, format_dso(held, strip_nul(dso)), located
-            )
+            return self._named(held, is_leaf, strip_nul(dso))
         if is_core(dso) and _is_fixed(answer):
             return self._in_core(address, held, node.get("sym_off"), strip_nul(dso), is_leaf)
         return self._output.kernel(address, held, node.get("sym_off"), strip_nul(dso))
+
+    def _named(self, frame: Frame, is_leaf: bool, dso: str) -> Piece:
+        """A frame that the history or a table of the kernel names.
+
+        The piece of one that comes and goes is kept: while it is there it stays the same.
+        """
+        key = frame.lifetime, frame.address, frame.certainty, is_leaf
+        piece = self._pieces_of.get(key)
+        if piece is None:
+            located = None if self._locator is None else self._locator.locate(frame, is_leaf)
+            piece = self._output.kernel(
+                frame.address, format_name(frame), frame.offset, format_dso(frame, dso), located
+            )
+            if frame.lifetime is not None:
+                self._pieces_of[key] = piece
+        return piece
 
     def _in_core(
         self, address: int, name: str, offset: int | None, dso: str, is_leaf: bool

@@ -33,7 +33,6 @@ class Locator:
     def __init__(self, lines: Lines, image: KernelLines | None = None) -> None:
         self._lines = lines
         self._image = image
-        self._found: dict[tuple[Lifetime, int], SourceLocation | None] = {}
 
     def locate(self, frame: Frame, is_leaf: bool) -> Frame:
         """The frame with its source location, or what it traces where it is a trampoline."""
@@ -42,16 +41,11 @@ class Locator:
             return frame.tracing(self._lines.traced(lifetime))
         if frame.kind == BPF_PROG and lifetime is not None:
             # What is before the first byte is another function's.
-            return frame.at(self._in_program(lifetime, max(frame.offset - (not is_leaf), 0)))
+            offset = frame.offset if is_leaf else max(frame.offset - 1, 0)
+            return frame.at(self._lines.line(lifetime, offset))
         if frame.kind == KERNEL:
             return frame.at(self.in_image(frame.address, frame.offset, is_leaf))
         return frame
-
-    def _in_program(self, lifetime: Lifetime, offset: int) -> SourceLocation | None:
-        key = lifetime, offset
-        if key not in self._found:
-            self._found[key] = self._lines.line(lifetime, offset)
-        return self._found[key]
 
     def in_image(self, address: int, offset: int | None, is_leaf: bool) -> SourceLocation | None:
         """The source location of a frame of the kernel image, ``offset`` into its function."""
