@@ -213,6 +213,40 @@ class Ring:
         return lost
 
 
+class PerCpuRings:
+    """The rings of one event on each CPU that is online, by CPU; follows hot-plug."""
+
+    __slots__ = ("_online", "by_cpu")
+
+    def __init__(self) -> None:
+        self.by_cpu: dict[int, Ring] = {}
+        self._online = ""
+
+    def look(self) -> tuple[list[Ring], list[int]]:
+        """What changed since the last look: rings of CPUs that went, and CPUs that came.
+
+        The caller closes the one, which stay silent even if the CPU comes back, and puts
+        rings of the others into ``by_cpu``.
+        """
+        text = online_text()
+        if text == self._online:
+            return [], []
+        self._online = text
+        online = parse_cpu_list(text)
+        gone = [self.by_cpu.pop(cpu) for cpu in set(self.by_cpu).difference(online)]
+        return gone, [cpu for cpu in online if cpu not in self.by_cpu]
+
+    def look_again(self) -> None:
+        """Have the next look name the CPUs once more that have no ring yet."""
+        self._online = ""
+
+    def close(self) -> None:
+        """Idempotent."""
+        for ring in self.by_cpu.values():
+            ring.close()
+        self.by_cpu.clear()
+
+
 def unrolled(data: memoryview, tail: int, head: int) -> bytes:
     """What lies between two positions that count on while the ring goes round."""
     size = len(data)

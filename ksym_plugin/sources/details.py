@@ -21,10 +21,9 @@ from ksym_plugin.kernel.bpf_prog import ProgramReader, open_program
 from ksym_plugin.kernel.perf_ring import (
     PROG_LOAD,
     BpfEvent,
+    PerCpuRings,
     Ring,
-    online_text,
     parse,
-    parse_cpu_list,
 )
 from ksym_plugin.kernel.worker import Worker, run_promptly
 from ksym_plugin.timeline.program import GONE, ProgramDetails
@@ -138,8 +137,7 @@ class Watch:
         self._reader = ProgramReader()
         self._poller = select.poll()
         self._poller.register(recorder, select.POLLIN)
-        self._rings: dict[int, Ring] = {}
-        self._online = ""
+        self._rings = PerCpuRings()
         self._fresh: deque[int] = deque()
         self._follow_cpus()
         self._backlog = deque(self._reader.ids())
@@ -169,7 +167,7 @@ class Watch:
     def _is_over(self) -> bool:
         has_room = len(self._recorder.unsent) < _MOST_UNSENT
         busy = self._fresh or (self._backlog and has_room)
-        ready = self._poller.poll(0 if busy else _TICK_MS if self._rings else _POLL_MS)
+        ready = self._poller.poll(0 if busy else _TICK_MS if self._rings.by_cpu else _POLL_MS)
         if not ready and not busy:
             self._follow_cpus()
         return any(fd == self._recorder.fileno() and event & ~select.POLLOUT for fd, event in ready)
@@ -182,8 +180,8 @@ class Watch:
 
     def _look(self) -> None:
         """Note which programs are new."""
-        lost = not self._rings
-        for ring in self._rings.values():
+        lost = not self._rings.by_cpu
+        for ring in self._rings.by_cpu.values():
             head = ring.head()
             time.monotonic_ns()  # The barrier that Ring.take asks for.
             if not ring.waiting(head):
@@ -225,20 +223,15 @@ class Watch:
 
     def _follow_cpus(self) -> None:
         """Listen on CPUs that came; on none where perf events are not allowed."""
-        text = online_text()
-        if text == self._online:
-            return
-        self._online = text
-        online = parse_cpu_list(text)
-        for cpu in set(self._rings).difference(online):
-            self._poller.unregister(self._rings[cpu].fd)
-            self._rings.pop(cpu).close()
-        for cpu in online:
-            if cpu not in self._rings:
-                with contextlib.suppress(OSError):
-                    fd = syscalls.perf_event_open(_attr(), -1, cpu)
-                    self._rings[cpu] = Ring(fd, cpu, False, _RING_BYTES)
-                    self._poller.register(fd, select.POLLIN)
+        gone, came = self._rings.look()
+        for ring in gone:
+            self._poller.unregister(ring.fd)
+            ring.close()
+        for cpu in came:
+            with contextlib.suppress(OSError):
+                fd = syscalls.perf_event_open(_attr(), -1, cpu)
+                self._rings.by_cpu[cpu] = Ring(fd, cpu, False, _RING_BYTES)
+                self._poller.register(fd, select.POLLIN)
 
 
 def _attr() -> bytes:

@@ -14,7 +14,7 @@ import select
 import time
 
 from ksym_plugin.kernel import privileges, syscalls
-from ksym_plugin.kernel.perf_ring import Lost, Ring, online_text, parse, parse_cpu_list
+from ksym_plugin.kernel.perf_ring import Lost, PerCpuRings, Ring, parse
 from ksym_plugin.kernel.snapshot import Taker
 from ksym_plugin.kernel.syscalls import Ticker
 from ksym_plugin.sources.sideband import Sideband
@@ -55,7 +55,7 @@ class PerfEventSource(Source):
         super().__init__()
         self._taker = Taker()
         self._sideband = Sideband()
-        self._rings: dict[int, Ring] = {}
+        self._rings = PerCpuRings()
         self._lost_at_read = True
         self._closed = False
         self._since = time.monotonic_ns()
@@ -68,10 +68,9 @@ class PerfEventSource(Source):
             raise
         try:
             self._epoll.register(self._ticker.fd, select.EPOLLIN)
-            self._online = online_text()
-            for cpu in parse_cpu_list(self._online):
+            for cpu in self._rings.look()[1]:
                 self._open(cpu)
-            if not self._rings:
+            if not self._rings.by_cpu:
                 raise SourceError("no CPU accepts a perf event")
         except BaseException:
             self.close()
@@ -92,7 +91,7 @@ class PerfEventSource(Source):
         changes: list[Change] = []
         if time.monotonic_ns() - self._looked >= TICK * 1e9:
             changes += self._follow_cpus()
-        rings = list(self._rings.values())
+        rings = list(self._rings.by_cpu.values())
         since, (before, heads, now) = self._since, _look(rings)
         self._since = before
         records = [
@@ -109,9 +108,7 @@ class PerfEventSource(Source):
         self._closed = True
         self._epoll.close()
         self._ticker.close()
-        for ring in self._rings.values():
-            ring.close()
-        self._rings.clear()
+        self._rings.close()
 
     def _take(
         self, ring: Ring, head: int, since: int, now: int, changes: list[Change]
@@ -141,7 +138,7 @@ class PerfEventSource(Source):
             if error.errno == errno.ENODEV:
                 return False
             raise privileges.perf_event_refusal(error, cpu) from error
-        self._rings[cpu] = ring
+        self._rings.by_cpu[cpu] = ring
         self._epoll.register(ring.fd, select.EPOLLIN)
         return True
 
@@ -159,15 +156,11 @@ class PerfEventSource(Source):
     def _follow_cpus(self) -> list[Change]:
         """Open rings on CPUs that came, close those of CPUs that went."""
         since, self._looked = self._looked, time.monotonic_ns()
-        text = online_text()
-        if text == self._online:
-            return []
-        online = parse_cpu_list(text)
+        gone, came = self._rings.look()
         changes: list[Change] = []
-        for cpu in set(self._rings).difference(online):
-            # Its events were taken off it: they stay silent even if it comes back.
-            changes += self._retire(cpu)
-        for cpu in [cpu for cpu in online if cpu not in self._rings]:
+        for ring in gone:
+            changes += self._retire(ring)
+        for cpu in came:
             try:
                 opened = self._open(cpu)
             except SourceError as error:
@@ -175,14 +168,12 @@ class PerfEventSource(Source):
                 opened = True
             if not opened:
                 # Gone again already: have another look at the next tick.
-                text = ""
+                self._rings.look_again()
             changes.append(Loss(since, time.monotonic_ns(), _HOTPLUG_CAUSE))
-        self._online = text
         return changes
 
-    def _retire(self, cpu: int) -> list[Change]:
+    def _retire(self, ring: Ring) -> list[Change]:
         """Close the ring of a CPU that went, with what it still holds."""
-        ring = self._rings.pop(cpu)
         changes: list[Change] = []
         _, (head,), now = _look([ring])
         if ring.waiting(head):

@@ -13,7 +13,7 @@ import time
 from array import array
 
 from ksym_plugin.kernel import syscalls
-from ksym_plugin.kernel.perf_ring import Ring, online_text, parse_cpu_list
+from ksym_plugin.kernel.perf_ring import PerCpuRings, Ring, online_text, parse_cpu_list
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,9 +64,6 @@ _HEADER = 8
 _RECORD_SAMPLE = 9
 #: struct perf_event_header, then the size of the raw data.
 _SAMPLE = struct.Struct("=IHHI")
-
-#: What is known of the CPUs that are online when one of them could not be listened to.
-_UNSURE = "?"
 
 #: The least that a CPU's perf buffer has, however many CPUs share the memory.
 _LEAST = 32 * 1024
@@ -144,8 +141,8 @@ class PerfBuffers:
     def __init__(self, map_fd: int, size: int) -> None:
         self.size = size
         self._map_fd = map_fd
-        self._rings: dict[int, Ring] = {}
-        self._online = ""
+        self._rings = PerCpuRings()
+        self._started = False
         #: Records of CPUs that are gone.
         self._left: list[bytes] = []
         try:
@@ -156,46 +153,36 @@ class PerfBuffers:
 
     @property
     def fds(self) -> list[int]:
-        return [ring.fd for ring in self._rings.values()]
+        return [ring.fd for ring in self._rings.by_cpu.values()]
 
     def take(self) -> list[bytes]:
         """The records there are now; those of one CPU in their order."""
-        rings = list(self._rings.values())
-        heads = [ring.head() for ring in rings]
-        time.monotonic_ns()
+        rings = list(self._rings.by_cpu.values())
         records, self._left = self._left, []
-        for ring, head in zip(rings, heads):
-            if ring.waiting(head):
-                records += _samples(ring.take(head)[0])
-        return records
+        return records + _taken(rings)
 
     def follow_cpus(self) -> list[int]:
         """Open rings on CPUs that came, close those of CPUs that went; the new descriptors."""
-        text = online_text()
-        if text == self._online:
-            return []
-        online = parse_cpu_list(text)
-        self._left = self.take()
-        for cpu in set(self._rings).difference(online):
-            self._rings.pop(cpu).close()
+        gone, came = self._rings.look()
+        for ring in gone:
+            self._left += _taken([ring])
+            ring.close()
         opened: list[int] = []
-        for cpu in (cpu for cpu in online if cpu not in self._rings):
+        for cpu in came:
             try:
                 opened.append(self._open(cpu))
             except OSError:
-                if not self._online:
+                if not self._started:
                     raise
                 # Gone again, or no descriptor left for it. What it tells until the next
                 # look is counted as lost by the probe.
-                text = _UNSURE
-        self._online = text
+                self._rings.look_again()
+        self._started = True
         return opened
 
     def close(self) -> None:
         """Idempotent."""
-        for ring in self._rings.values():
-            ring.close()
-        self._rings.clear()
+        self._rings.close()
 
     def _open(self, cpu: int) -> int:
         attr = syscalls.perf_event_attr(
@@ -212,8 +199,19 @@ class PerfBuffers:
         except BaseException:
             ring.close()
             raise
-        self._rings[cpu] = ring
+        self._rings.by_cpu[cpu] = ring
         return ring.fd
+
+
+def _taken(rings: list[Ring]) -> list[bytes]:
+    """The records that rings hold now."""
+    heads = [ring.head() for ring in rings]
+    time.monotonic_ns()  # The barrier that Ring.take asks for.
+    records: list[bytes] = []
+    for ring, head in zip(rings, heads):
+        if ring.waiting(head):
+            records += _samples(ring.take(head)[0])
+    return records
 
 
 def _samples(data: bytes) -> list[bytes]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.kernel import syscalls
+from ksym_plugin.kernel import perf_ring, syscalls
 from ksym_plugin.sources import probe_ring
 from ksym_plugin.sources.probe_ring import BpfRing, PerfBuffers, open_rings
 
@@ -122,7 +122,7 @@ class Machine:
         self.cpus = "0-1"
         self.fds = {}
         self.entries = {}
-        monkeypatch.setattr(probe_ring, "online_text", lambda: self.cpus)
+        monkeypatch.setattr(perf_ring, "online_text", lambda: self.cpus)
         monkeypatch.setattr(syscalls, "perf_event_open", self.open)
         monkeypatch.setattr(probe_ring, "update", self.update)
 

@@ -44,7 +44,7 @@ class Kernel:
 
 @pytest.fixture
 def four_cpus(monkeypatch):
-    monkeypatch.setattr(perf_event, "online_text", lambda: "0-3")
+    monkeypatch.setattr(perf_ring, "online_text", lambda: "0-3")
 
 
 @pytest.fixture
@@ -153,10 +153,10 @@ def test_cpus_that_come_and_go_are_followed(monkeypatch, four_cpus, ring_file, f
     before = open_fds()
     source = PerfEventSource()
     four = len(open_fds())
-    monkeypatch.setattr(perf_event, "online_text", lambda: "0,3")
+    monkeypatch.setattr(perf_ring, "online_text", lambda: "0,3")
     assert source.read() == []
     assert len(open_fds()) == four - 2 * 2
-    monkeypatch.setattr(perf_event, "online_text", lambda: "0-3")
+    monkeypatch.setattr(perf_ring, "online_text", lambda: "0-3")
     losses = source.read()
     assert [(loss.cause, loss.count) for loss in losses] == [("CPU came online", None)] * 2
     assert all(loss.since < loss.until for loss in losses)
