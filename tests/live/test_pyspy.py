@@ -154,7 +154,7 @@ def test_ids_in_a_namespace_are_translated(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_ends_first_ends_the_recording(tmp_path: Path) -> None:
-    with running(phases(tmp_path / "t", 100, 5), tmp_path / "t") as pid:
+    with running(phases(tmp_path / "t", 100, 20), tmp_path / "t") as pid:
         done = record(tmp_path, "-p", str(pid), "--duration", "60")
     assert "samples a second" in done.err
     assert sum(counts(tmp_path).values()) > 50
