@@ -23,7 +23,7 @@ from bench.measure import REPO, in_child, in_turn, settle
 from bench.report import CPU, not_measured, row
 from ksym_hooks import get_plugin_manager, hookimpl
 from ksym_plugin import plugin
-from ksym_plugin.timeline.source import Source
+from ksym_plugin.timeline.tracker import Source
 from tests.oracle import probe
 
 TYPE_CHECKING = False

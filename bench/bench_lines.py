@@ -21,8 +21,7 @@ from bench.report import CPU, WALL, not_measured, row
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import cache
 from ksym_plugin.kernel.elf import ElfFile
-from ksym_plugin.timeline.line_table import pack_lines
-from ksym_plugin.timeline.program import ProgramDetails
+from ksym_plugin.timeline.program import ProgramDetails, pack_lines
 from ksym_plugin.timeline.symbols import BPF_PROG, Lifetime, Load, Symbol
 from tests.oracle import probe
 from tests.unit import elf_files

@@ -14,14 +14,7 @@ import click
 
 from ksym_plugin.cli.options import SECOND, history_size, ring_size, span
 from ksym_plugin.cli.output import plural, say
-from ksym_plugin.cli.signals import (
-    BY_SIGNAL,
-    STOPS,
-    Signals,
-    not_run_status,
-    pass_on,
-    shell_status,
-)
+from ksym_plugin.cli.signals import BY_SIGNAL, STOPS, Signals, not_run_status, pass_on, shell_status
 from ksym_plugin.history import locate
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.writer import HistoryWriter
@@ -39,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ksym_plugin.sources import Attempt
-    from ksym_plugin.timeline.source import Source
-    from ksym_plugin.timeline.tracker import Tracker
+    from ksym_plugin.timeline.tracker import Source, Tracker
 
 
 #: How often what is too old or too much is dropped.

@@ -14,8 +14,7 @@ from ksym_plugin.history.locate import describe
 from ksym_plugin.kernel.bpf_prog import LiveLines
 from ksym_plugin.perf.session import Live
 from ksym_plugin.timeline.errors import KsymError
-from ksym_plugin.timeline.location import Locator
-from ksym_plugin.timeline.resolver import Resolver
+from ksym_plugin.timeline.resolver import Locator, Resolver
 from ksym_plugin.timeline.symbols import EXACT, Frame
 
 TYPE_CHECKING = False

@@ -8,9 +8,8 @@ from __future__ import annotations
 from array import array
 
 from ksym_plugin.history.schema import query
-from ksym_plugin.timeline.line_table import unpack_lines
 from ksym_plugin.timeline.packed import PackedFunctions, portable
-from ksym_plugin.timeline.program import GONE
+from ksym_plugin.timeline.program import GONE, unpack_lines
 from ksym_plugin.timeline.symbols import trampoline_key
 
 TYPE_CHECKING = False
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable
 
-    from ksym_plugin.timeline.line_table import LineTable
-    from ksym_plugin.timeline.program import ProgramDetails
+    from ksym_plugin.timeline.program import LineTable, ProgramDetails
     from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
 
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from ksym_plugin.history.writer import HistoryWriter
     from ksym_plugin.kernel.clocks import PerfClock
     from ksym_plugin.timeline.program import ProgramDetails
-    from ksym_plugin.timeline.source import DetailsSource, ModuleSource, Source
-    from ksym_plugin.timeline.tracker import Update
+    from ksym_plugin.timeline.tracker import DetailsSource, ModuleSource, Source, Update
 
 #: The longest a change waits for its commit, in ns.
 _BATCH_SPAN = 200_000_000

@@ -15,15 +15,22 @@ from array import array
 
 from ksym_plugin.kernel import btf, privileges, syscalls
 from ksym_plugin.timeline.errors import SourceError
-from ksym_plugin.timeline.line_table import pack_lines, unpack_lines
-from ksym_plugin.timeline.program import GONE, HIDDEN, NOT_JITED, WITHOUT, ProgramDetails
+from ksym_plugin.timeline.program import (
+    GONE,
+    HIDDEN,
+    NOT_JITED,
+    WITHOUT,
+    ProgramDetails,
+    pack_lines,
+    unpack_lines,
+)
 from ksym_plugin.timeline.symbols import trampoline_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ksym_plugin.timeline.line_table import LineRow, LineTable
+    from ksym_plugin.timeline.program import LineRow, LineTable
     from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
 
 #: struct bpf_prog_info (include/uapi/linux/bpf.h) up to and including attach_btf_id. It grew:

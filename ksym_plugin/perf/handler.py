@@ -25,8 +25,7 @@ from ksym_plugin.perf.namer import (
 from ksym_plugin.perf.output import TextOutput, give_up_output, say
 from ksym_plugin.perf.session import SampleClock
 from ksym_plugin.timeline.errors import KsymError
-from ksym_plugin.timeline.location import Locator
-from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
+from ksym_plugin.timeline.resolver import FIRST_MARKER, Locator, Resolver
 from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
     EXACT,

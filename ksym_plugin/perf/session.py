@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.repaint import Renamer
-    from ksym_plugin.timeline.location import Lines
+    from ksym_plugin.timeline.resolver import Lines
     from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
     from ksym_plugin.timeline.timeline import Answer
 

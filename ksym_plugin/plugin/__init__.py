@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from ksym_hooks import KsymPluginManager
     from ksym_plugin.plugin.table import News
-    from ksym_plugin.timeline.source import Source
     from ksym_plugin.timeline.symbols import Frame
+    from ksym_plugin.timeline.tracker import Source
 
 #: Names the source to use, a third party's as well.
 SOURCE = "KSYM_SOURCE"

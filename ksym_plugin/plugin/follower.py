@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ksym_plugin.plugin.table import News
-    from ksym_plugin.timeline.source import Change, Source
     from ksym_plugin.timeline.symbols import Frame, Load
+    from ksym_plugin.timeline.tracker import Change, Source
 
 
 class Pipe:

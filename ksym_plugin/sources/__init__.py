@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ksym_plugin.timeline.source import Source
+    from ksym_plugin.timeline.tracker import Source
 
 AUTO = "auto"
 

@@ -18,13 +18,7 @@ from collections import deque
 
 from ksym_plugin.kernel import syscalls
 from ksym_plugin.kernel.bpf_prog import ProgramReader, open_program
-from ksym_plugin.kernel.perf_ring import (
-    PROG_LOAD,
-    BpfEvent,
-    PerCpuRings,
-    Ring,
-    parse,
-)
+from ksym_plugin.kernel.perf_ring import PROG_LOAD, BpfEvent, PerCpuRings, Ring, parse
 from ksym_plugin.kernel.worker import Worker, run_promptly
 from ksym_plugin.timeline.program import GONE, ProgramDetails
 

@@ -26,7 +26,7 @@ from ksym_plugin.timeline.symbols import MODULE, Lifetime, Load, Loss, Symbol, U
 
 if TYPE_CHECKING:
     from ksym_plugin.sources.module_functions import Answer, Code, Question
-    from ksym_plugin.timeline.source import Change
+    from ksym_plugin.timeline.tracker import Change
 
 SYSFS = "/sys/module"
 #: Of so many at once the sections are read: with more it would take long.

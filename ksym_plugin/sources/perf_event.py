@@ -19,14 +19,14 @@ from ksym_plugin.kernel.snapshot import Taker
 from ksym_plugin.kernel.syscalls import Ticker
 from ksym_plugin.sources.sideband import Sideband
 from ksym_plugin.timeline.errors import SourceError
-from ksym_plugin.timeline.source import Source
 from ksym_plugin.timeline.symbols import Loss
+from ksym_plugin.timeline.tracker import Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ksym_plugin.kernel.perf_ring import Record
-    from ksym_plugin.timeline.source import Change
     from ksym_plugin.timeline.symbols import Load
+    from ksym_plugin.timeline.tracker import Change
 
 #: How often ``fileno`` becomes readable when nothing happens: bounds the windows of
 #: changes after a quiet time, and how long a new CPU goes unnoticed.

@@ -12,12 +12,12 @@ from ksym_plugin.kernel import privileges
 from ksym_plugin.kernel.bpf_prog import ProgramReader
 from ksym_plugin.kernel.kallsyms import KALLSYMS, read_tail
 from ksym_plugin.kernel.snapshot import Taker, image_loads, program_loads
-from ksym_plugin.timeline.source import Source
 from ksym_plugin.timeline.symbols import Load, Loss, Unload
+from ksym_plugin.timeline.tracker import Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.timeline.source import Change
+    from ksym_plugin.timeline.tracker import Change
 
 _SECOND = 1_000_000_000
 #: All ids are listed again only after so many times what the last listing took, so that

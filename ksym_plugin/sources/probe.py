@@ -29,16 +29,16 @@ from ksym_plugin.sources.probe_records import (
 )
 from ksym_plugin.sources.probe_ring import open_rings
 from ksym_plugin.timeline.errors import SourceError
-from ksym_plugin.timeline.source import Source
 from ksym_plugin.timeline.symbols import OOL, Loss
+from ksym_plugin.timeline.tracker import Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ksym_plugin.sources.probe_records import Counts, Record
-    from ksym_plugin.timeline.source import Change
     from ksym_plugin.timeline.symbols import Load
+    from ksym_plugin.timeline.tracker import Change
 
 _NAME = "ksym_self_test"
 _SOCKET_FILTER = 1

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ksym_plugin.timeline.source import Change
+    from ksym_plugin.timeline.tracker import Change
 
 #: The kinds of a change, which are also the keys of the map ``streams``.
 ADD = 0

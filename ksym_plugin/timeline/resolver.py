@@ -1,8 +1,12 @@
-"""Addresses and a time in, frames out: the one place that decides a name.
+"""Addresses and a time in, frames out: the one place that decides who was there.
 
-For an address that BPF or a module ever held, what was recorded of that time decides; for
-any other the static tables do. An answer that is not certain says so, and an address without a
-name comes with the reason.
+For an address that BPF or a module ever had, what was recorded of that time decides; for
+any other address the static tables do. An answer that is not certain says so. An address
+without a name gets a reason.
+
+A frame also gets its source location here, where that is asked for. Its address is where
+execution goes on: for the leaf this is the instruction itself, for a caller the one after
+the call, which can belong to another line. So a caller's line is that of the byte before.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
     BETWEEN,
     BPF_MODULE,
+    BPF_PROG,
+    BPF_TRAMPOLINE,
     CONTEXT_MARKER,
     EXACT,
     HIDDEN,
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Protocol
 
-    from ksym_plugin.timeline.symbols import Lifetime
+    from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
     from ksym_plugin.timeline.timeline import Answer
 
     class Lookup(Protocol):
@@ -51,14 +57,25 @@ if TYPE_CHECKING:
         def find(self, address: int, /) -> Symbol | Reason: ...
         def is_kernel(self, address: int, /) -> bool: ...
 
+    class Lines(Protocol):
+        """The source lines of programs, and what trampolines trace."""
+
+        def line(self, lifetime: Lifetime, offset: int, /) -> SourceLocation | None: ...
+        def traced(self, lifetime: Lifetime, /) -> str | None: ...
+
+    class KernelLines(Protocol):
+        """The source lines of the kernel image, by addresses in memory."""
+
+        def line(self, address: int, /) -> SourceLocation | None: ...
+
 
 #: The lowest of perf's context markers (PERF_CONTEXT_MAX in linux/perf_event.h).
 FIRST_MARKER = 0xFFFF_FFFF_FFFF_F001
 _LAST = (1 << 64) - 1
 #: On every 64-bit machine with a split address space the kernel has the upper half.
 _KERNEL_HALF = 1 << 63
-#: What the past says of an address that no BPF symbol ever had.
-_NEVER_HELD = (UNKNOWN_ADDRESS, AMONG_BPF)
+#: What a timeline says of an address that nothing in it ever had.
+_NEVER_USED = (UNKNOWN_ADDRESS, AMONG_BPF)
 #: What it says of one that something had at another time.
 _ABSENT = (NOT_LOADED, VACANT)
 
@@ -66,12 +83,13 @@ _ABSENT = (NOT_LOADED, VACANT)
 class Resolver:
     """Names kernel addresses as they were at a time (CLOCK_MONOTONIC ns).
 
-    ``past`` and ``kallsyms`` may each be missing; with neither, nothing has a name.
+    ``timeline`` and ``statics`` may each be missing; with neither, nothing has a name.
     """
 
-    def __init__(self, past: Lookup | None = None, kallsyms: Statics | None = None) -> None:
-        self._past = past
-        self._kallsyms = kallsyms
+    def __init__(self, timeline: Lookup | None = None, statics: Statics | None = None) -> None:
+        self._timeline = timeline
+        self._statics = statics
+        #: The answers of addresses that only the static tables know, for any time.
         self._fixed: dict[int, Frame | Reason] = {}
         self._extent = -1
 
@@ -80,10 +98,10 @@ class Resolver:
 
     def frames(self, addresses: Iterable[int], time_ns: int) -> list[Frame | Reason]:
         """A frame or a reason for each address, in order: a whole callchain per call."""
-        past = self._past
-        if past is not None and past.extent != self._extent:
+        timeline = self._timeline
+        if timeline is not None and timeline.extent != self._extent:
             # Symbols came where none was: what was decided without them may change.
-            self._extent = past.extent
+            self._extent = timeline.extent
             self._fixed.clear()
         fixed = self._fixed
         frames: list[Frame | Reason] = []
@@ -96,64 +114,80 @@ class Resolver:
         """Whether this is a kernel address, and no context marker."""
         if address >= _KERNEL_HALF:
             return address < FIRST_MARKER
-        return self._kallsyms is not None and self._kallsyms.is_kernel(address)
+        return self._statics is not None and self._statics.is_kernel(address)
 
     def _decide(self, address: int, time_ns: int) -> Frame | Reason:
         if not self.is_kernel(address):
             return CONTEXT_MARKER if FIRST_MARKER <= address <= _LAST else USER_ADDRESS
-        verdict = UNKNOWN_ADDRESS
-        if self._past is not None:
-            lifetime, said = self._past.at(address, time_ns)
+        reason = UNKNOWN_ADDRESS
+        if self._timeline is not None:
+            lifetime, certainty = self._timeline.at(address, time_ns)
             if lifetime is not None:
-                return named(address, lifetime, str(said))
-            verdict = said if isinstance(said, Reason) else verdict
-        if verdict is AMBIGUOUS or self._kallsyms is None:
-            return verdict
-        return self._static(address, verdict)
+                return named(address, lifetime, str(certainty))
+            reason = certainty if isinstance(certainty, Reason) else reason
+        if reason is AMBIGUOUS or self._statics is None:
+            return reason
+        return self._static(self._statics, address, reason)
 
-    def _static(self, address: int, verdict: Reason) -> Frame | Reason:
-        """What the static tables say of an address whose past gave ``verdict``."""
-        found = self._kallsyms.find(address) if self._kallsyms is not None else verdict
-        # The table's BPF lines are of when it was read; the past knows them by time.
-        known = isinstance(found, Symbol) and (self._past is None or found.module != BPF_MODULE)
-        # So are its modules, where the past knows those.
-        is_outside = self._past is None or verdict is OUTSIDE_HISTORY
-        tells_modules = is_outside or not (self._past and self._past.has_modules)
-        if isinstance(found, Symbol) and found.kind == MODULE:
-            known = tells_modules
-        if isinstance(found, Symbol) and known:
-            frame: Frame | Reason = _frame(address, found, EXACT)
-            if verdict in _NEVER_HELD or found.kind == KERNEL:
+    def _static(self, statics: Statics, address: int, reason: Reason) -> Frame | Reason:
+        """What the static tables say of an address that the timeline has no name for."""
+        found, timeline = statics.find(address), self._timeline
+        # The tables' BPF and modules are those of when they were read: the timeline, where
+        # it is told of them, knows them by time.
+        has_modules = timeline is not None and timeline.has_modules
+        has_modules = has_modules and reason is not OUTSIDE_HISTORY
+        if isinstance(found, Symbol):
+            is_bpf = found.module == BPF_MODULE and timeline is not None
+            if is_bpf or (found.kind == MODULE and has_modules):
+                return reason
+            offset = address - found.start
+            frame = Frame(address, found.name, offset, found.module, found.kind, EXACT)
+            if reason in _NEVER_USED or found.kind == KERNEL:
                 self._fixed[address] = frame
             return frame
-        if found is HIDDEN and verdict in _NEVER_HELD:
+        if found is HIDDEN and reason in _NEVER_USED:
             return found
         # BPF was next to it, or there at another time; now it is a module's.
-        if found is IN_MODULE and tells_modules and verdict in (*_NEVER_HELD, *_ABSENT):
+        if found is IN_MODULE and not has_modules and reason in (*_NEVER_USED, *_ABSENT):
             return found
-        return verdict
+        return reason
 
 
 def named(address: int, lifetime: Lifetime, certainty: str) -> Frame | Reason:
     """The frame of an address within a lifetime; of a module's, the function that holds it."""
     symbol, functions = lifetime.symbol, lifetime.functions
-    if symbol.kind != MODULE:
-        return _frame(address, symbol, certainty, lifetime)
-    found = None if functions is None else functions.find(address - symbol.start)
-    if found is None:
-        return BETWEEN
-    start, _, name = found
-    offset = address - symbol.start - start
-    return Frame(address, name, offset, symbol.module, MODULE, certainty, lifetime)
+    name, offset = symbol.name, address - symbol.start
+    if symbol.kind == MODULE:
+        found = None if functions is None else functions.find(offset)
+        if found is None:
+            return BETWEEN
+        start, _, name = found
+        offset -= start
+    return Frame(address, name, offset, symbol.module, symbol.kind, certainty, lifetime)
 
 
-def _frame(address: int, symbol: Symbol, certainty: str, lifetime: Lifetime | None = None) -> Frame:
-    return Frame(
-        address,
-        symbol.name,
-        address - symbol.start,
-        symbol.module,
-        symbol.kind,
-        certainty,
-        lifetime,
-    )
+class Locator:
+    """Finds the source locations of frames; ``image`` is None where the kernel's are not known."""
+
+    def __init__(self, lines: Lines, image: KernelLines | None = None) -> None:
+        self._lines = lines
+        self._image = image
+
+    def locate(self, frame: Frame, is_leaf: bool) -> Frame:
+        """The frame with its source location, or what it traces where it is a trampoline."""
+        lifetime = frame.lifetime
+        if frame.kind == BPF_TRAMPOLINE and lifetime is not None:
+            return frame.tracing(self._lines.traced(lifetime))
+        if frame.kind == BPF_PROG and lifetime is not None:
+            # What is before the first byte is another function's.
+            offset = frame.offset if is_leaf else max(frame.offset - 1, 0)
+            return frame.at(self._lines.line(lifetime, offset))
+        if frame.kind == KERNEL:
+            return frame.at(self.in_image(frame.address, frame.offset, is_leaf))
+        return frame
+
+    def in_image(self, address: int, offset: int | None, is_leaf: bool) -> SourceLocation | None:
+        """The source location of a frame of the kernel image, ``offset`` into its function."""
+        if self._image is None:
+            return None
+        return self._image.line(address if is_leaf or offset == 0 else address - 1)

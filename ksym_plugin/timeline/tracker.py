@@ -20,18 +20,53 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
-    from typing import Protocol
+    from typing import Protocol, Union
 
-    from ksym_plugin.timeline.source import Change
+    from ksym_plugin.timeline.program import ProgramDetails
     from ksym_plugin.timeline.symbols import Lifetime
 
+    Change = Union[Load, Unload, Loss]
+
     class Readable(Protocol):
-        """As much of a Source as is needed here."""
+        """The part of a Source that a Tracker needs."""
 
         @property
         def lists_images(self) -> bool: ...
         def read(self) -> Iterable[Change]: ...
         def snapshot(self) -> list[Load]: ...
+
+    class DetailsSource(Protocol):
+        """Where the details of programs come from, their source lines included."""
+
+        def fileno(self) -> int:
+            """Readable when something has come; -1 when nothing will any more."""
+
+        def read(self) -> list[ProgramDetails]:
+            """What has come since the last call; never waits."""
+
+        def finish(self) -> list[ProgramDetails]:
+            """What is still to come; the last call."""
+
+    class ModuleSource(Protocol):
+        """Where changes of the kernel's modules come from."""
+
+        notes: list[str]
+
+        @property
+        def unsettled(self) -> int | None:
+            """From when on changes are not known yet, in CLOCK_MONOTONIC ns; None if all are."""
+
+        def fileno(self) -> int:
+            """Readable when ``read`` should be called; -1 when it never will be."""
+
+        def read(self) -> list[Change]:
+            """All changes since the last call; SourceError or OSError if there are no more."""
+
+        def finish(self) -> list[Change]:
+            """The rest of them; the last call."""
+
+        def close(self) -> None:
+            """Stop and give everything back; idempotent."""
 
 
 #: How many times its own length a resync is followed by without another one.
@@ -43,6 +78,52 @@ CLOCK_SPAN = 10_000_000_000
 #: What ended so long ago, in ns, is dropped once so many lifetimes have come since.
 MEMORY_SPAN = 60_000_000_000
 MEMORY_COUNT = 50_000
+
+
+class Source:
+    """Where changes of BPF symbols come from.
+
+    Constructing a source starts it: from when the constructor returns, whatever changes
+    is in a later ``read``. So a user constructs, takes a ``snapshot``, and then reads.
+    A constructor that raises SourceError has closed all it had opened.
+    """
+
+    #: What ``open_source`` knows it by.
+    name: str = ""
+    #: Seconds between reads for a source that cannot say when there is something; None
+    #: for one with a ``fileno``.
+    interval: float | None = None
+
+    def __init__(self) -> None:
+        #: What this source lacks here, in plain sentences, for whoever wants to know.
+        self.notes: list[str] = []
+        #: Whether the last snapshot had all that is no program: what it lacks is gone.
+        self.lists_images = False
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when ``read`` should be called; or -1."""
+        return -1
+
+    def read(self) -> list[Change]:
+        """All changes since the last call; never waits for one."""
+        raise NotImplementedError
+
+    def snapshot(self) -> list[Load]:
+        """What the kernel holds now. SourceError if it does not tell."""
+        raise NotImplementedError
+
+    def measure(self) -> None:
+        """Have the kernel count what the source costs it from now on, where it can.
+
+        SourceError where it does not let this user.
+        """
+
+    def stats(self) -> dict[str, int]:
+        """What the source has counted, by name; nothing where it does not count."""
+        return {}
+
+    def close(self) -> None:
+        """Stop and give everything back; idempotent."""
 
 
 class Update:

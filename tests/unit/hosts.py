@@ -13,7 +13,7 @@ import time
 
 from ksym_hooks import hookimpl
 from ksym_plugin.kernel.syscalls import Ticker
-from ksym_plugin.timeline.source import Source
+from ksym_plugin.timeline.tracker import Source
 from tests.unit.helpers import BASE, load, unload
 
 SLOTS = 50

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from ksym_plugin.cli import cli, record
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.timeline.errors import HistoryError, SourceError
-from ksym_plugin.timeline.source import Source
+from ksym_plugin.timeline.tracker import Source
 
 
 class Asked(Source):

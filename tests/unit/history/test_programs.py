@@ -9,8 +9,7 @@ from pathlib import Path
 from ksym_plugin.history.reader import BootHistory, History
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.bpf_prog import digest_of
-from ksym_plugin.timeline.line_table import pack_lines
-from ksym_plugin.timeline.program import GONE, ProgramDetails
+from ksym_plugin.timeline.program import GONE, ProgramDetails, pack_lines
 from ksym_plugin.timeline.symbols import Lifetime
 from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, load, unload

@@ -14,8 +14,8 @@ from ksym_plugin.history.schema import HEARTBEAT
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import Instant
 from ksym_plugin.timeline.errors import SourceError
-from ksym_plugin.timeline.source import Source
 from ksym_plugin.timeline.symbols import EXACT, GAP, OUTSIDE_HISTORY, Load, Loss, Unload
+from ksym_plugin.timeline.tracker import Source
 from tests.unit.helpers import BASE, load, told, unload
 
 SECOND = 1_000_000_000

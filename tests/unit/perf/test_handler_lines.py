@@ -19,8 +19,7 @@ from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.output import TextOutput
 from ksym_plugin.perf.repaint import Annotator, Renamer
 from ksym_plugin.perf.stack_output import FoldedOutput, SvgOutput
-from ksym_plugin.timeline.line_table import pack_lines
-from ksym_plugin.timeline.program import ProgramDetails
+from ksym_plugin.timeline.program import ProgramDetails, pack_lines
 from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
     BPF_PROG,

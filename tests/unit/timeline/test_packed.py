@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.timeline.line_table import LineTable, pack_lines, unpack_lines
 from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
+from ksym_plugin.timeline.program import LineTable, pack_lines, unpack_lines
 
 Row = tuple[int, int, str, str]
 

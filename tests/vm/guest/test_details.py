@@ -12,8 +12,7 @@ from bcc import BPF
 from ksym_plugin.kernel.bpf_prog import ProgramReader
 from ksym_plugin.kernel.btf import Targets
 from ksym_plugin.sources.details import DetailsProcess
-from ksym_plugin.timeline.line_table import unpack_lines
-from ksym_plugin.timeline.program import GONE
+from ksym_plugin.timeline.program import GONE, unpack_lines
 from ksym_plugin.timeline.symbols import trampoline_key
 from tests.oracle import procs, programs, rawbpf
 

@@ -7,9 +7,8 @@ import pickle
 
 import pytest
 
-from ksym_plugin.timeline.line_table import pack_lines, unpack_lines
-from ksym_plugin.timeline.location import Locator
-from ksym_plugin.timeline.resolver import Resolver
+from ksym_plugin.timeline.program import pack_lines, unpack_lines
+from ksym_plugin.timeline.resolver import Locator, Resolver
 from ksym_plugin.timeline.symbols import (
     KERNEL,
     Frame,
