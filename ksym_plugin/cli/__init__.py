@@ -30,23 +30,10 @@ from ksym_plugin.cli import (
 from ksym_plugin.cli.output import Failure
 from ksym_plugin.timeline.errors import KsymError
 
-#: The commands in the order of use, under what they are for.
+#: The commands' modules in the order of use, under what they are for.
 _SECTIONS = (
-    (
-        "Record and look back",
-        (doctor.command, record.command, show.command, resolve.command),
-    ),
-    (
-        "Profile",
-        (
-            script.command,
-            report.command,
-            annotate.command,
-            fold.command,
-            flamegraph.command,
-            pyspy.command,
-        ),
-    ),
+    ("Record and look back", (doctor, record, show, resolve)),
+    ("Profile", (script, report, annotate, fold, flamegraph, pyspy)),
 )
 #: What a shell reports for a process that died of SIGPIPE, and of SIGINT.
 _BROKEN_PIPE = 141
@@ -57,11 +44,12 @@ class Commands(click.Group):
     """The group: lists its commands in the order of use, and turns errors into sentences."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [command.name or "" for _, commands in _SECTIONS for command in commands]
+        return [str(module.command.name) for _, modules in _SECTIONS for module in modules]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, self.list_commands(ctx)))
-        for title, commands in _SECTIONS:
+        for title, modules in _SECTIONS:
+            commands = [module.command for module in modules]
             with formatter.section(title):
                 rows = [(str(cmd.name).ljust(width), cmd.get_short_help_str()) for cmd in commands]
                 formatter.write_dl(rows)
@@ -70,7 +58,7 @@ class Commands(click.Group):
         try:
             try:
                 result: object = super().invoke(ctx)
-            finally:  # Also where a command ends with a status of its own.
+            finally:  # Also after a command that ends with a status of its own.
                 sys.stdout.flush()
         except KsymError as error:
             raise Failure(str(error)) from None
@@ -78,7 +66,7 @@ class Commands(click.Group):
             _silence_stdout()
             ctx.exit(_BROKEN_PIPE)
         except OSError as error:
-            _write_out()
+            _flush_stdout()
             raise Failure(_sentence(error)) from None
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
@@ -86,14 +74,14 @@ class Commands(click.Group):
 
 
 def _silence_stdout() -> None:
-    """Nobody reads any more: what is still buffered must not fail again at exit."""
+    """Have what is still buffered go nowhere, as it must not fail again at exit."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
 
 
-def _write_out() -> None:
+def _flush_stdout() -> None:
     """Write what is still buffered; what cannot be written must not fail again at exit."""
     try:
         sys.stdout.flush()
@@ -102,7 +90,7 @@ def _write_out() -> None:
 
 
 def _sentence(error: OSError) -> str:
-    if error.errno == errno.EBADF:  # What ``_open_closed`` has put there.
+    if error.errno == errno.EBADF:  # By ``_replace_closed_streams``.
         return "standard input or output is closed"
     what = error.strerror or str(error)
     return f"{error.filename}: {what}" if error.filename else what
@@ -117,27 +105,30 @@ def cli() -> None:
     """
 
 
-for _, _commands in _SECTIONS:
-    for _command in _commands:
-        cli.add_command(_command)
+for _, _modules in _SECTIONS:
+    for _module in _modules:
+        cli.add_command(_module.command)
 
 
-def _open_closed() -> None:
-    """Stand in for what whoever started us has closed: nothing else is to be opened in its place.
+def _replace_closed_streams() -> None:
+    """Open something for each standard stream that was closed when this process started.
 
-    Using stdin or stdout then is an error (EBADF); messages that nobody reads are none.
+    Its descriptor would go to the next file that is opened. Using stdin or stdout is then
+    an error (EBADF): each is open for the wrong direction. Messages are lost without one.
     """
-    if sys.stdin is None:
-        sys.stdin = os.fdopen(os.open(os.devnull, os.O_WRONLY), "r", encoding="utf-8")
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    for name, flags, mode in (
+        ("stdin", os.O_WRONLY, "r"),
+        ("stdout", os.O_RDONLY, "w"),
+        ("stderr", os.O_WRONLY, "w"),
+    ):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, flags)
+            setattr(sys, name, os.fdopen(fd, mode, encoding="utf-8"))
 
 
 def main() -> None:
     """Run the command line; what the ``ksym`` script calls."""
-    _open_closed()
+    _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal's encoding lacks is no reason to fail.
         if isinstance(stream, io.TextIOWrapper):
@@ -145,6 +136,6 @@ def main() -> None:
     try:
         cli(prog_name="ksym")
     except OSError as error:  # of --help and --version, which no command prints
-        _write_out()
+        _flush_stdout()
         Failure(_sentence(error)).show()
         sys.exit(Failure.exit_code)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from ksym_plugin.cli import options
 from ksym_plugin.cli.output import length, plural, write_json, write_lines
-from ksym_plugin.cli.script import perf_problem
+from ksym_plugin.cli.script import require_python
 from ksym_plugin.history import locate
 from ksym_plugin.history.reader import History
 from ksym_plugin.kernel import identity, kallsyms, privileges
@@ -17,11 +17,13 @@ from ksym_plugin.kernel.bpf_prog import ProgramReader
 from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.kernel.worker import ask
 from ksym_plugin.sources import names, open_source
-from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.timeline.errors import HistoryError, KallsymsError, KsymError, SourceError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    #: Looks at one thing and says what it found. KsymError if that thing is missing.
+    Question = Callable[[], str]
 
 _SYSCTLS = "/proc/sys/net/core"
 #: How long a kernel may take; listing ten thousand programs takes a few seconds.
@@ -31,160 +33,15 @@ _COMPILE_SECONDS = 90.0
 _COMPILED = frozenset(("kprobe", "fentry"))
 _HANGS = "bpf(2) or perf_event_open(2) does not come back"
 _HANGS_REMEDY = "restart this machine: no program can mend a kernel that hangs there"
-_JIT_REMEDY = "turn it on with: sysctl net.core.bpf_jit_enable=1"
-_SWITCH_REMEDY = "run as root, in the host's network namespace"
 
 
 class Check(NamedTuple):
     """One thing that was looked at; ``remedy`` is empty where nothing is to be done."""
 
     name: str
-    fine: bool
+    state: str
     finding: str
-    remedy: str = ""
-
-    @property
-    def state(self) -> str:
-        return "ok" if self.fine else "missing"
-
-    def sentence(self) -> str:
-        return f"{self.finding}; {self.remedy}" if self.remedy else self.finding
-
-
-def run_all(history: str | None) -> list[Check]:
-    return [
-        *(_guarded(f"source {name}", partial(_source, name), _seconds(name)) for name in names()),
-        _guarded("bpf(2)", _programs),
-        _kallsyms(),
-        _clock(),
-        _perf(),
-        _history(history),
-        *_jit(),
-    ]
-
-
-def _seconds(source: str) -> float:
-    return _COMPILE_SECONDS if source in _COMPILED else _ASK_SECONDS
-
-
-def _guarded(
-    name: str, question: Callable[[], tuple[bool, str, str]], seconds: float = _ASK_SECONDS
-) -> Check:
-    """A check that the kernel may never answer."""
-    try:
-        return Check(name, *ask(question, seconds))
-    except TimeoutError:
-        return Check(name, False, _HANGS, _HANGS_REMEDY)
-    except (EOFError, KsymError, OSError):
-        return Check(name, False, "the check died", "report this with the kernel's release")
-
-
-def _source(name: str) -> tuple[bool, str, str]:
-    try:
-        source, _ = open_source(name)
-    except KsymError as error:
-        return False, error.problem.partition(": ")[2] or error.problem, error.remedy
-    try:
-        # What a recorder does first: a source that cannot do it is of no use.
-        source.snapshot()
-    except KsymError as error:
-        return False, f"starts, but {error.problem}", error.remedy
-    finally:
-        source.close()
-    return True, "; ".join(["starts", *source.notes]), ""
-
-
-def _programs() -> tuple[bool, str, str]:
-    try:
-        found = list(ProgramReader().newer_than(0))
-    except KsymError as error:
-        return False, error.problem, error.remedy
-    if any(program.hidden for program in found):
-        hidden = privileges.programs_hidden()
-        return False, hidden.problem, hidden.remedy
-    return True, f"lists {plural(len(found), 'program')}", ""
-
-
-def _kallsyms() -> Check:
-    if kallsyms.text_start() is None:
-        return Check("kallsyms", False, "kernel addresses are hidden", privileges.SHOW_ADDRESSES)
-    return Check("kallsyms", True, "kernel addresses can be read")
-
-
-def _clock() -> Check:
-    clock = PerfClock()
-    try:
-        if clock.problem or clock.read().perf is None:
-            problem = clock.problem or "perf's clock cannot be read"
-            return Check("perf's clock", False, problem, privileges.READ_PERF_CLOCK)
-    finally:
-        clock.close()
-    return Check("perf's clock", True, "can be read")
-
-
-def _perf() -> Check:
-    problem, remedy = perf_problem()
-    return Check("perf", not problem, problem or "runs Python scripts", remedy)
-
-
-def _history(explicit: str | None) -> Check:
-    path = locate.find(explicit, None)
-    if path is None:
-        return Check("history", False, "there is none yet", "make one with: ksym record")
-    try:
-        with History(path) as history:
-            return _state_of(history)
-    except KsymError as error:
-        return Check("history", False, error.problem, error.remedy)
-
-
-def _state_of(history: History) -> Check:
-    boot = locate.choose_boot(history.boots())
-    if boot is None:
-        return Check("history", False, f"{history.path} is empty", "fill it with: ksym record")
-    past = history.recorded(boot)
-    if boot.boot_id != identity.boot_id():
-        finding = f"{history.path} has nothing of this boot, but of {locate.describe(boot)}"
-        return Check("history", False, finding, "record this boot with: ksym record")
-    covered = sum(session.covered - session.started for session in past.sessions)
-    killed = sum(session.killed for session in past.sessions)
-    parts = [
-        f"{history.path} covers {length(covered)} in {plural(len(past.sessions), 'session')}",
-        plural(len(past.losses), "gap"),
-    ]
-    if any(session.writing and not session.closed for session in past.sessions):
-        parts.append("recording now")
-    if killed:
-        parts.append(f"{plural(killed, 'recorder')} killed")
-    return Check("history", True, ", ".join(parts))
-
-
-def _jit() -> list[Check]:
-    """The JIT's switches: without it no program has an address, and kallsyms may hide names."""
-    enabled = _switch("bpf_jit_enable")
-    listed = _switch("bpf_jit_kallsyms")
-    hardened = _switch("bpf_jit_harden")
-    jit = Check("BPF JIT", True, "is on")
-    if enabled == "0":
-        jit = Check("BPF JIT", False, "it is off, so programs have no addresses", _JIT_REMEDY)
-    elif not enabled:
-        jit = Check("BPF JIT", False, "its switch cannot be read", _SWITCH_REMEDY)
-    listing = Check("BPF in kallsyms", True, "is listed")
-    if listed == "0" or hardened not in ("0", ""):
-        found = "is not listed, so trampolines and other images have no names"
-        listing = Check("BPF in kallsyms", False, found, privileges.LIST_PROGRAMS)
-    elif not listed:
-        listing = Check("BPF in kallsyms", False, "its switch cannot be read", _SWITCH_REMEDY)
-    return [jit, listing]
-
-
-def _switch(name: str) -> str:
-    """A sysctl's value; empty where it is not there or not for this user."""
-    try:
-        with open(f"{_SYSCTLS}/{name}", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    remedy: str
 
 
 @click.command(
@@ -200,19 +57,141 @@ def command(ctx: click.Context, history: str | None, as_json: bool) -> None:
 
     The exit status is 0 if recording is possible.
     """
-    results = run_all(history)
-    possible = any(check.fine for check in results if check.name.startswith("source "))
+    checks = list(_checks(history))
+    can_record = any(check.state == "ok" for check in checks if check.name.startswith("source "))
     if as_json:
-        checks = [
-            {
-                "name": check.name,
-                "state": check.state,
-                "finding": check.finding,
-                "remedy": check.remedy,
-            }
-            for check in results
-        ]
-        write_json({"recording": possible, "checks": checks})
+        write_json({"recording": can_record, "checks": [check._asdict() for check in checks]})
     else:
-        write_lines(f"{check.state:7}  {check.name}: {check.sentence()}" for check in results)
-    ctx.exit(0 if possible else 1)
+        write_lines(
+            f"{state:7}  {name}: {finding}{f'; {remedy}' if remedy else ''}"
+            for name, state, finding, remedy in checks
+        )
+    ctx.exit(0 if can_record else 1)
+
+
+def _checks(history: str | None) -> Iterator[Check]:
+    for name in names():
+        seconds = _COMPILE_SECONDS if name in _COMPILED else _ASK_SECONDS
+        yield _check(f"source {name}", partial(_source, name), seconds)
+    yield _check("bpf(2)", _programs, _ASK_SECONDS)
+    yield _check("kallsyms", _kallsyms)
+    yield _check("perf's clock", _clock)
+    yield _check("perf", _perf)
+    yield _check("history", partial(_history, history))
+    yield _check("BPF JIT", _jit)
+    yield _check("BPF in kallsyms", _listing)
+
+
+def _check(name: str, question: Question, seconds: float | None = None) -> Check:
+    """A check; with ``seconds`` one that the kernel may never answer, in a process of its own."""
+    try:
+        finding = question() if seconds is None else ask(question, seconds)
+    except KsymError as error:
+        return Check(name, "missing", error.problem, error.remedy)
+    except TimeoutError:
+        return Check(name, "missing", _HANGS, _HANGS_REMEDY)
+    except (EOFError, OSError):
+        remedy = "report this with the kernel's release"
+        return Check(name, "missing", "the check died", remedy)
+    return Check(name, "ok", finding, "")
+
+
+def _source(name: str) -> str:
+    try:
+        source, _ = open_source(name)
+    except KsymError as error:
+        problem = error.problem.partition(": ")[2] or error.problem
+        raise SourceError(problem, error.remedy) from None
+    try:
+        # What a recorder does first: a source that cannot do it is of no use.
+        source.snapshot()
+    except KsymError as error:
+        raise SourceError(f"starts, but {error.problem}", error.remedy) from None
+    finally:
+        source.close()
+    return "; ".join(["starts", *source.notes])
+
+
+def _programs() -> str:
+    found = list(ProgramReader().newer_than(0))
+    if any(program.hidden for program in found):
+        raise privileges.programs_hidden()
+    return f"lists {plural(len(found), 'program')}"
+
+
+def _kallsyms() -> str:
+    if kallsyms.text_start() is None:
+        raise KallsymsError("kernel addresses are hidden", privileges.SHOW_ADDRESSES)
+    return "kernel addresses can be read"
+
+
+def _clock() -> str:
+    clock = PerfClock()
+    try:
+        if clock.problem or clock.read().perf is None:
+            problem = clock.problem or "perf's clock cannot be read"
+            raise KsymError(problem, privileges.READ_PERF_CLOCK)
+    finally:
+        clock.close()
+    return "can be read"
+
+
+def _perf() -> str:
+    require_python()
+    return "runs Python scripts"
+
+
+def _history(explicit: str | None) -> str:
+    path = locate.find(explicit, None)
+    if path is None:
+        raise HistoryError("there is none yet", "make one with: ksym record")
+    with History(path) as history:
+        boot = locate.choose_boot(history.boots())
+        if boot is None:
+            raise HistoryError(f"{path} is empty", "fill it with: ksym record")
+        if boot.boot_id != identity.boot_id():
+            problem = f"{path} has nothing of this boot, but of {locate.describe(boot)}"
+            raise HistoryError(problem, "record this boot with: ksym record")
+        recorded = history.recorded(boot)
+    sessions = recorded.sessions
+    covered = sum(session.covered - session.started for session in sessions)
+    killed = sum(session.killed for session in sessions)
+    finding = f"{path} covers {length(covered)} in {plural(len(sessions), 'session')}"
+    finding += f", {plural(len(recorded.losses), 'gap')}"
+    if any(session.writing and not session.closed for session in sessions):
+        finding += ", recording now"
+    return finding + (f", {plural(killed, 'recorder')} killed" if killed else "")
+
+
+def _jit() -> str:
+    if _switch("bpf_jit_enable") == "0":
+        raise KsymError(
+            "it is off, so programs have no addresses",
+            "turn it on with: sysctl net.core.bpf_jit_enable=1",
+        )
+    return "is on"
+
+
+def _listing() -> str:
+    """The JIT's switches may keep programs out of kallsyms."""
+    try:
+        is_hardened = _switch("bpf_jit_harden") != "0"
+    except KsymError:
+        is_hardened = False
+    if is_hardened or _switch("bpf_jit_kallsyms") == "0":
+        raise KsymError(
+            "is not listed, so trampolines and other images have no names",
+            privileges.LIST_PROGRAMS,
+        )
+    return "is listed"
+
+
+def _switch(name: str) -> str:
+    """A sysctl's value. KsymError where it is not there or not for this user."""
+    try:
+        with open(f"{_SYSCTLS}/{name}", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        raise KsymError(
+            "its switch cannot be read", "run as root, in the host's network namespace"
+        ) from None

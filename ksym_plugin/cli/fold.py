@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +18,6 @@ from ksym_plugin.perf.fold import Folder, Options, Sums
 from ksym_plugin.perf.repaint import decode_name
 from ksym_plugin.timeline.errors import KsymError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO, Optional
@@ -28,13 +29,15 @@ if TYPE_CHECKING:
     Range = tuple[int, int]
     #: ``--history`` and ``--clock``.
     Naming = tuple[Optional[str], Optional[str]]
-    #: Of a part: its stacks, its tally, and why the running system was not asked.
+    #: A part's stacks, its tally, and why the running system was not asked.
     Folded = tuple[Sums, Optional[Tally], str]
 
 _CHUNK = 1 << 20
 #: A smaller part is not worth a process.
 _SMALLEST = 4 << 20
 _BLANK = b"\n\n"
+#: How many of the events that are not counted are named.
+_MOST_NAMED = 10
 
 
 def ranges_of(path: str, number: int) -> list[Range]:
@@ -69,32 +72,30 @@ def fold(
     folder: Folder,
     how: Options,
     path: str,
-    pieces: list[Range],
+    parts: list[Range],
     naming: Naming,
     renamer: Renamer | None,
 ) -> None:
     """Fold the parts of a file into ``folder``; what to report of them goes to ``renamer``."""
     if how.event is None:  # The first of the whole text, not of each part.
         how.event = folder.event = _first_event(path)
-    workers: list[Worker] = []
-    try:
-        for piece in pieces:
+    with contextlib.ExitStack() as stack:
+        workers: list[Worker] = []
+        for part in parts:
             # What a part needs is read from the file there: nothing open is shared.
-            part = functools.partial(_fold_part, how, path, piece, naming)
-            workers.append(Worker(functools.partial(_send, part), is_forked=True))
+            fold_part = functools.partial(_fold_part, how, path, part, naming)
+            workers.append(Worker(functools.partial(_send, fold_part), is_forked=True))
+            stack.callback(workers[-1].close)
         for worker in workers:
             sums, tally, problem = _result(worker)
             folder.sums.add(sums)
             if renamer is not None and tally is not None:
                 renamer.tally.add(tally)
                 renamer.problem = renamer.problem or problem
-    finally:
-        for worker in workers:
-            worker.close()
 
 
-def _send(part: Callable[[], Folded], owner: Connection) -> None:
-    owner.send(part())
+def _send(fold_part: Callable[[], Folded], owner: Connection) -> None:
+    owner.send(fold_part())
 
 
 def _result(worker: Worker) -> Folded:
@@ -111,23 +112,18 @@ def _result(worker: Worker) -> Folded:
 def _first_event(path: str) -> bytes | None:
     probe = Folder(Options())
     with open(path, "rb") as file:
-        chunk = file.read(_CHUNK)
-        while chunk and probe.event is None:
+        while probe.event is None and (chunk := file.read(_CHUNK)):
             probe.feed(chunk)
-            chunk = file.read(_CHUNK)
     return probe.event
 
 
-def _fold_part(how: Options, path: str, piece: Range, naming: Naming) -> Folded:
-    begin, end = piece
-    with inputs.open_text(path) as text, inputs.renamer(text, *naming, tell=_keep_quiet) as renamer:
+def _fold_part(how: Options, path: str, part: Range, naming: Naming) -> Folded:
+    begin, end = part
+    with inputs.open_text(path) as text, inputs.renamer(text, *naming, _say_nothing) as renamer:
         folder = Folder(how, renamer)
         with open(path, "rb") as file:
             file.seek(begin)
-            while begin < end:
-                chunk = file.read(min(_CHUNK, end - begin))
-                if not chunk:
-                    break
+            while chunk := file.read(min(_CHUNK, end - begin)):
                 begin += len(chunk)
                 folder.feed(chunk)
         folder.close()
@@ -136,11 +132,8 @@ def _fold_part(how: Options, path: str, piece: Range, naming: Naming) -> Folded:
         return folder.sums, renamer.tally, renamer.problem
 
 
-def _keep_quiet(_: str) -> None:
-    """What the first process has said already."""
-
-
-_MOST_NAMED = 10
+def _say_nothing(_: str) -> None:
+    """The first process has said it already."""
 
 
 @click.command(
@@ -179,19 +172,13 @@ def command(
     *,
     history: str | None,
     clock: str | None,
-    pid: bool,
-    tid: bool,
     kernel: bool,
-    bpf: bool,
     jit: bool,
     every: bool,
-    addrs: bool,
     event: str | None,
-    inline: bool,
-    context: bool,
-    srcline: bool,
     jobs: int,
     file: str,
+    **flags: bool,
 ) -> None:
     """Fold perf script's text, from FILE or stdin: one line a stack, with its count.
 
@@ -200,15 +187,9 @@ def command(
     """
     how = Options(
         kernel=kernel or every,
-        bpf=bpf,
         jit=jit or every,
-        addrs=addrs,
-        pid=pid,
-        tid=tid,
         event=event.encode("utf-8", "surrogateescape") if event else None,
-        srcline=srcline,
-        inline=inline,
-        context=context,
+        **flags,
     )
     with inputs.open_text(file) as text, inputs.renamer(text, history, clock) as renamer:
         folder = Folder(how, renamer)
@@ -220,24 +201,19 @@ def command(
                 folder.feed(piece)
             folder.close()
         report = renamer.report() if renamer is not None else []
-    stream = sys.stdout.buffer
-    stream.writelines(folder.sums.lines())
-    stream.flush()
-    for line in [*report, *_remarks(folder)]:
+    sys.stdout.buffer.writelines(folder.sums.lines())
+    sys.stdout.buffer.flush()
+    for line in report:
         say(line)
+    _say_what_is_not_counted(folder.sums, folder.event)
 
 
-def _remarks(folder: Folder) -> list[str]:
-    """What was not counted."""
-    sums, remarks = folder.sums, []
-    if sums.passed_over and folder.event is not None:
+def _say_what_is_not_counted(sums: Sums, event: bytes | None) -> None:
+    if sums.passed_over and event is not None:
         others = ", ".join(
-            f"{decode_name(event)} ({plural(count, 'sample')})"
-            for event, count in sorted(sums.passed_over.items())[:_MOST_NAMED]
+            f"{decode_name(other)} ({plural(count, 'sample')})"
+            for other, count in sorted(sums.passed_over.items())[:_MOST_NAMED]
         )
-        remarks.append(
-            f"only {decode_name(folder.event)} is counted; --event-filter takes another: {others}"
-        )
+        say(f"only {decode_name(event)} is counted; --event-filter takes another: {others}")
     if sums.unparsed:
-        remarks.append(f"{plural(sums.unparsed, 'line')} neither header nor frame, left out")
-    return remarks
+        say(f"{plural(sums.unparsed, 'line')} neither header nor frame, left out")

@@ -10,22 +10,26 @@ from ksym_plugin.kernel.clocks import CLOCKS
 
 SECOND = 1_000_000_000
 _SECONDS = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,9}))?:?", re.ASCII)
-#: What 63 bits of nanoseconds hold, some centuries of which no clock needs.
+#: In ns, 146 years: SQLite's integers hold twice that.
 _LATEST = 1 << 62
 _SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", re.ASCII)
 _SPAN_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
-_HISTORY_LEAST = 1 << 20
-#: A page, and the greatest power of two of pages whose bytes all kernels can count.
-_RING_LEAST = 1 << 12
-_RING_MOST = 1 << 30
+_LEAST_HISTORY = 1 << 20
+#: From a page to the greatest power of two of pages whose bytes all kernels can count.
+_RING_SIZES = range(1 << 12, (1 << 30) + 1)
+
+
+def _parsed(pattern: re.Pattern[str], text: str, kind: str) -> re.Match[str]:
+    match = pattern.fullmatch(text.strip())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is no {kind}")
+    return match
 
 
 def point(text: str) -> int:
     """A point in time as perf script prints it, such as ``5741.328403``: ns."""
-    match = _SECONDS.fullmatch(text.strip())
-    if match is None:
-        raise click.BadParameter(f"{text!r} is no time in seconds, such as 5741.328403")
+    match = _parsed(_SECONDS, text, "time in seconds, such as 5741.328403")
     time_ns = int(match[1]) * SECOND + int((match[2] or "").ljust(9, "0"))
     if time_ns > _LATEST:
         raise click.BadParameter(f"{text!r} is further on than any clock goes")
@@ -34,32 +38,28 @@ def point(text: str) -> int:
 
 def span(text: str) -> int:
     """A length of time in seconds, or with the unit s, m, h or d: ns."""
-    match = _SPAN.fullmatch(text.strip())
-    if match is None:
-        raise click.BadParameter(f"{text!r} is no length of time, such as 90, 1.5h or 7d")
+    match = _parsed(_SPAN, text, "length of time, such as 90, 1.5h or 7d")
     return int(float(match[1]) * _SPAN_UNITS[match[2]] * SECOND)
 
 
 def size(text: str) -> int:
     """Bytes, or with the unit K, M, G or T (powers of 1024)."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise click.BadParameter(f"{text!r} is no size, such as 500M or 2G")
+    match = _parsed(_SIZE, text, "size, such as 500M or 2G")
     return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
 
 
 def history_size(text: str) -> int:
-    """A bound for a history; less than an empty one takes must be a unit forgotten."""
+    """The greatest size of a history. An empty one takes 1M: what is less lacks its unit."""
     number = size(text)
-    if number < _HISTORY_LEAST:
+    if number < _LEAST_HISTORY:
         raise click.BadParameter(f"{text!r} is no size for a history: from 1M on")
     return number
 
 
 def ring_size(text: str) -> int:
-    """The size of a ring: some that a kernel may have room for."""
+    """The size of a ring buffer, such as a kernel may have room for."""
     number = size(text)
-    if not _RING_LEAST <= number <= _RING_MOST:
+    if number not in _RING_SIZES:
         raise click.BadParameter(f"{text!r} is no size for a ring: from 4K to 1G")
     return number
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from ksym_plugin.cli.options import SECOND
 from ksym_plugin.kernel.clocks import MONOTONIC, PERF, ClockMap
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import IO, Any
 
-
-#: Times are shown to the microsecond, as perf shows them: a narrower window goes unsaid.
-_SHOWN = 1_000
+#: Times are shown to the microsecond, as perf shows them. A narrower window is not shown.
+_RESOLUTION = 1_000
 
 
 class Failure(click.ClickException):
@@ -28,7 +27,7 @@ class Failure(click.ClickException):
 
 
 def say(sentence: str) -> None:
-    """Tell the user something that is no result."""
+    """Print a message on stderr: what the user should know and is no result."""
     click.echo(f"ksym: {clean(sentence)}", err=True)
 
 
@@ -64,10 +63,9 @@ def plural(number: int, noun: str) -> str:
 
 
 class Dial:
-    """Shows CLOCK_MONOTONIC times on the clock that the user reads.
+    """Shows CLOCK_MONOTONIC times on another clock, ``clock``.
 
-    Where perf's clock is only the default and was never read, the times shown are
-    CLOCK_MONOTONIC's: ``clock`` says which.
+    By default that is perf's, or CLOCK_MONOTONIC itself if perf's clock was never read.
     """
 
     def __init__(self, clocks: ClockMap, clock: str | None) -> None:
@@ -79,16 +77,16 @@ class Dial:
 
     def of(self, time_ns: int) -> int:
         """A CLOCK_MONOTONIC time on this clock, in ns."""
-        there = time_ns
+        shown = time_ns
         for _ in range(3):
             # Both clocks tick at all but the same rate, so each round leaves a
             # millionth of the error of the one before.
-            there += time_ns - self._clocks.to_monotonic(self.clock, there)
-        return there
+            shown += time_ns - self._clocks.to_monotonic(self.clock, shown)
+        return shown
 
     def text(self, time_ns: int) -> str:
-        there = self.of(time_ns)
-        return f"{there // SECOND}.{there % SECOND // 1000:06d}"
+        shown = self.of(time_ns)
+        return f"{shown // SECOND}.{shown % SECOND // 1000:06d}"
 
     def window(self, earliest: int | None, latest: int | None) -> str:
         """When something happened: by ``latest``, and how much before that at the most."""
@@ -97,7 +95,7 @@ class Dial:
         if earliest <= 0:
             return f"before {self.text(latest)}"
         width = latest - earliest
-        return self.text(latest) + (f" (-{length(width)})" if width >= _SHOWN else "")
+        return self.text(latest) + (f" (-{length(width)})" if width >= _RESOLUTION else "")
 
 
 def length(ns: int) -> str:

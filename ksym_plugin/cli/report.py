@@ -11,7 +11,7 @@ import click
 
 from ksym_plugin.cli import options
 from ksym_plugin.cli.output import Failure, say, write_json, write_lines
-from ksym_plugin.cli.script import handled
+from ksym_plugin.cli.script import handler_call
 from ksym_plugin.stacks.account import lived, loader
 
 TYPE_CHECKING = False
@@ -21,16 +21,8 @@ if TYPE_CHECKING:
 
 _ROW = "{:>7}  {:>8}  {:>13}  {:>13}  {:>8}  {:>13}  {:18}  {:20}  {:20}  {}"
 _HEAD = _ROW.format(
-    "PROGRAM",
-    "OWN",
-    "OF ALL",
-    "OF KERNEL",
-    "TOTAL",
-    "OF KERNEL",
-    "LIVED",
-    "LOADED BY",
-    "RAN IN",
-    "NAME",
+    *("PROGRAM", "OWN", "OF ALL", "OF KERNEL", "TOTAL", "OF KERNEL"),
+    *("LIVED", "LOADED BY", "RAN IN", "NAME"),
 )
 #: How many source lines of a program are shown.
 _MOST_LINES = 5
@@ -39,11 +31,11 @@ _CRASHED = (
     "perf crashed, as it does with any Python script where a task's name is not UTF-8;"
     " its text is left: perf script --ns | ksym fold --all"
 )
-#: The order of each key, the greatest first but for names and ids.
+#: How programs are ordered by each key: the greatest first, but names and ids upwards.
 _SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "own": lambda row: (-row["own"]["samples"], -row["total"]["samples"]),
     "total": lambda row: (-row["total"]["samples"], -row["own"]["samples"]),
-    "lived": lambda row: -_at_least(row),
+    "lived": lambda row: -_least_life(row),
     "program": lambda row: (row["program"] is None, row["program"] or 0),
     "name": lambda row: row["name"],
     "loader": lambda row: (row["comm"] or "", row["pid"] or 0),
@@ -94,41 +86,35 @@ def command(
     program, or at which the program had called. In JSON, which always has them, times
     are nanoseconds of CLOCK_MONOTONIC.
     """
-    documents, status = account(data, history, clock, perf_options)
-    found = _chosen(documents, event)
+    call, environment = handler_call(data, history, "report", clock, perf_options)
+    done = subprocess.run(call, env=environment, stdout=subprocess.PIPE, check=False)
+    found = _choose(_documents(done), event)
     rows = [row for row in found["programs"] if fnmatchcase(row["name"], options.glob(pattern))]
     rows.sort(key=_SORTS[sort])
     if as_json:
         write_json({**found, "programs": rows})
     else:
-        write_lines(_summary(found))
+        write_lines([_summary(found)])
         if rows:
-            write_lines(("", _HEAD, *(line for row in rows for line in _lines(row, with_lines))))
+            write_lines(["", _HEAD, *(line for row in rows for line in _lines(row, with_lines))])
         else:
             say(_why_none(found, pattern))
-    if status:
-        raise Failure(f"perf script failed (status {status}) before the end of the data")
+    if done.returncode:  # Also where perf could read a part of the data only.
+        raise Failure(f"perf script failed (status {done.returncode}) before the end of the data")
 
 
-def account(
-    data: str | None, history: str | None, clock: str | None, perf_options: tuple[str, ...]
-) -> tuple[list[dict[str, Any]], int]:
-    """What the handler counts within perf script, an event each, and perf's status.
-
-    Failure if nothing was counted. perf also fails where only a part of the data can be read.
-    """
-    call, environment = handled(data, history, "report", clock, perf_options)
-    done = subprocess.run(call, env=environment, stdin=None, stdout=subprocess.PIPE, check=False)
+def _documents(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
+    """What the handler has counted within perf script, one of each event. Failure if nothing."""
     try:
         documents: list[dict[str, Any]] = json.loads(done.stdout)
     except ValueError:
         if done.returncode == -signal.SIGSEGV:
             raise Failure(_CRASHED) from None
         raise Failure(f"perf script failed (status {done.returncode}); see above") from None
-    return documents, done.returncode
+    return documents
 
 
-def _chosen(documents: list[dict[str, Any]], event: str | None) -> dict[str, Any]:
+def _choose(documents: list[dict[str, Any]], event: str | None) -> dict[str, Any]:
     """The event asked for, or else the one with the most samples."""
     if not documents:
         raise Failure("there are no samples in it")
@@ -142,7 +128,7 @@ def _chosen(documents: list[dict[str, Any]], event: str | None) -> dict[str, Any
     return documents[names.index(event)]
 
 
-def _at_least(row: dict[str, Any]) -> float:
+def _least_life(row: dict[str, Any]) -> float:
     """ns that a program lived; what is still there outlived all others."""
     if row["lived"] is None:
         return -1.0
@@ -150,9 +136,9 @@ def _at_least(row: dict[str, Any]) -> float:
     return float("inf") if least is None else float(least)
 
 
-def _summary(found: dict[str, Any]) -> Iterator[str]:
+def _summary(found: dict[str, Any]) -> str:
     samples, kernel, bpf = found["samples"], found["kernel_samples"], found["bpf_samples"]
-    yield (
+    return (
         f"{samples:,} samples of {found['event']}: {kernel:,} in the kernel"
         f" ({_percent(kernel, samples)}), {bpf:,} of them in BPF"
         f" ({_percent(bpf, kernel)} of the kernel's)"
@@ -169,10 +155,10 @@ def _lines(row: dict[str, Any], with_sources: bool) -> Iterator[str]:
     if not with_sources:
         return
     for source in row["lines"][:_MOST_LINES]:
-        counts = (f"{source['own']:,}", f"{source['samples']:,}")
+        own, total = f"{source['own']:,}", f"{source['samples']:,}"
         text = " ".join((source["text"] or "").split())
-        place = f"  {source['file'].rpartition('/')[2]}:{source['line']}  {text}"
-        yield _ROW.format("", counts[0], "", "", counts[1], "", "", "", "", place).rstrip()
+        location = f"  {source['file'].rpartition('/')[2]}:{source['line']}  {text}"
+        yield _ROW.format("", own, "", "", total, *[""] * 4, location).rstrip()
     more = len(row["lines"]) - _MOST_LINES
     if more > 0:
         yield _ROW.format(*[""] * 9, f"  and {more} more lines")

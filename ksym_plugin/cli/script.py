@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,19 +16,15 @@ from ksym_plugin.cli import inputs, options
 from ksym_plugin.history import locate
 from ksym_plugin.timeline.errors import KsymError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 #: Tells the handler, which perf's own interpreter runs, where this package is.
 PACKAGE = "KSYM_PACKAGE"
 _OURS = ("-i", "-H", "--input", "--history", "--format", "--clock", "--vmlinux")
 _FLAGS = ("-h", "--help", "--lines")
-_ASK_SECONDS = 20
+_VERSION_SECONDS = 20
 
 
-class Passing(click.Command):
-    """Takes its own options out of the arguments and leaves perf all others as they are."""
+class PassingCommand(click.Command):
+    """Takes our options out of the arguments and leaves all others to perf as they are."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ours, theirs = split(args)
@@ -42,7 +40,7 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
         if arg == "--":  # All that follows is perf's; to perf itself it would mean the handler's.
             theirs += rest
         elif arg in _OURS:
-            ours += [arg, *[value for value in (next(rest, None),) if value is not None]]
+            ours += [arg, *itertools.islice(rest, 1)]
         elif arg in _FLAGS or arg.startswith(("-i", "-H")) or arg.split("=")[0] in _OURS:
             ours.append(arg)
         else:
@@ -52,7 +50,7 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
 
 @click.command(
     name="script",
-    cls=Passing,
+    cls=PassingCommand,
     short_help="perf script, with every kernel frame named.",
     epilog="Example: ksym script --format svg > flames.svg",
     options_metavar="[OPTIONS]",
@@ -103,9 +101,11 @@ def command(
     is looked for on the servers in $DEBUGINFOD_URLS.
     """
     file = inputs.vmlinux_for_data(image, with_lines, data)
-    more = [*(("--lines",) if with_lines else ()), *(("--vmlinux", file) if file else ())]
-    call, environment = handled(data, history, form, clock, perf_options, more)
+    call, environment = handler_call(data, history, form, clock, perf_options)
+    if with_lines:
+        call.append("--lines")
     if file is not None:
+        call += ["--vmlinux", file]
         environment.update(inputs.environment())
     sys.stdout.flush()
     # Python ignores it, and what is ignored stays so across exec.
@@ -113,17 +113,17 @@ def command(
     os.execvpe("perf", call, environment)  # noqa: S606 - no shell is wanted
 
 
-def handled(
+def handler_call(
     data: str | None,
     history: str | None,
     form: str,
     clock: str | None,
     perf_options: tuple[str, ...],
-    more: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, str]]:
-    """The call of perf script on its own handler, with ``more`` options, and its environment.
+    """The call of perf script on our handler, and its environment.
 
-    KsymError if perf cannot run it, or its options begin with what is none.
+    The handler's own options may be added at its end. KsymError if perf cannot run it, or
+    ``perf_options`` do not begin with an option.
     """
     if perf_options and not perf_options[0].startswith("-"):
         raise KsymError(
@@ -137,7 +137,6 @@ def handled(
         call += ["--history", found]
     if clock is not None:
         call += ["--clock", clock]
-    call += more
     require_python()
     return call, {**os.environ, PACKAGE: package}
 
@@ -161,35 +160,23 @@ def handler(package: str) -> str:
 
 def require_python() -> None:
     """KsymError if there is no perf, or one that cannot run Python scripts."""
-    problem, remedy = perf_problem()
-    if problem:
-        raise KsymError(problem, remedy)
-
-
-def perf_problem() -> tuple[str, str]:
-    """What keeps perf from running the handler and the remedy; both empty if nothing does."""
     try:
         done = subprocess.run(
             ["perf", "version", "--build-options"],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_ASK_SECONDS,
+            capture_output=True,
+            timeout=_VERSION_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "perf version does not come back", "see what keeps perf waiting"
+        raise KsymError("perf version does not come back", "see what keeps perf waiting") from None
     except OSError as error:
-        return (
-            f"perf cannot be run ({error.strerror})",
-            "install it (Debian: apt install linux-perf)",
+        raise KsymError(
+            f"perf cannot be run ({error.strerror})", "install it (Debian: apt install linux-perf)"
+        ) from None
+    # "             libpython: [ on  ]  # HAVE_LIBPYTHON_SUPPORT"
+    if re.search(rb"^\s*libpython\s*:.*OFF", done.stdout, re.MULTILINE):
+        raise KsymError(
+            "this perf was built without libpython and runs no Python scripts",
+            "install one that has it (Debian: apt install linux-perf)",
         )
-    for line in done.stdout.decode(errors="replace").splitlines():
-        # "             libpython: [ on  ]  # HAVE_LIBPYTHON_SUPPORT"
-        name, _, state = line.partition(":")
-        if name.strip() == "libpython" and "OFF" in state:
-            return (
-                "this perf was built without libpython and runs no Python scripts",
-                "install one that has it (Debian: apt install linux-perf)",
-            )
-    return "", ""

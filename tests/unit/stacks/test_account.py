@@ -9,6 +9,7 @@ import os
 import re
 import sqlite3
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.cli import report as command
 from ksym_plugin.kernel import identity
 from ksym_plugin.perf.handler import Handler
 from ksym_plugin.perf.options import Options
@@ -244,15 +244,30 @@ def test_guests_are_not_this_kernel(shipped: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def run(shipped: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The command, with the handler's document in perf's place."""
+def run_perf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The command, with a shell script in perf's place."""
+
+    def runner(script: str, *words: str) -> Any:
+        perf = tmp_path / "perf"
+        perf.write_text(f"#!/bin/sh\n{script}\n")
+        perf.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
+        return ksym("report", *words)
+
+    return runner
+
+
+@pytest.fixture
+def run(shipped: dict[str, Any], run_perf: Callable[..., Any], tmp_path: Path) -> Any:
+    """The command, with a perf that prints documents as the handler does."""
 
     def runner(
         *words: str, document: dict[str, Any] | None = None, others: Any = (), status: int = 0
     ) -> Any:
         given = json.loads(json.dumps(shipped if document is None else document))
-        monkeypatch.setattr(command, "account", lambda *_: ([given, *others], status))
-        return ksym("report", *words)
+        (tmp_path / "documents").write_text(json.dumps([given, *others]))
+        end = f"[ $1 = version ] || {{ cat {tmp_path}/documents; exit {status}; }}"
+        return run_perf(end, *words)
 
     return runner
 
@@ -356,9 +371,8 @@ def test_an_event_can_be_chosen(run: Any, shipped: dict[str, Any]) -> None:
     assert "cpu-clock, faults" in done.stderr
 
 
-def test_no_samples_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "account", lambda *_: ([], 0))
-    done = ksym("report")
+def test_no_samples_at_all(run_perf: Callable[..., Any]) -> None:
+    done = run_perf("echo '[]'")
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == "ksym: there are no samples in it\n"
 
@@ -370,14 +384,8 @@ def test_no_samples_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         ("[ $1 = version ] || kill -SEGV $$", "perf crashed"),
     ],
 )
-def test_perf_that_fails(
-    end: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    fake = tmp_path / "perf"
-    fake.write_text(f"#!/bin/sh\necho no such file >&2\n{end}\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
-    done = ksym("report", "-i", "nowhere")
+def test_perf_that_fails(end: str, said: str, run_perf: Callable[..., Any]) -> None:
+    done = run_perf(f"echo no such file >&2\n{end}", "-i", "nowhere")
     assert done.exit_code == 1
     assert said in done.stderr
 
