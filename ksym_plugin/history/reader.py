@@ -238,6 +238,11 @@ class BootHistory:
             self._steady[address] = self._stretch(address, time_ns, answer, steady)
         return answer
 
+    def steady(self, address: int) -> tuple[int, int]:
+        """From when to when the last EXACT answer for ``address`` is known to hold."""
+        since, until, _ = self._steady.get(address, (0, -1, None))
+        return since, until
+
     def _stretch(
         self, address: int, time_ns: int, answer: Answer, before: tuple[int, int, Answer] | None
     ) -> tuple[int, int, Answer]:

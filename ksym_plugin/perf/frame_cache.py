@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from ksym_plugin.perf.namer import count
+from ksym_plugin.timeline.symbols import EXACT
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
+    from ksym_plugin.history.reader import BootHistory
+    from ksym_plugin.perf.namer import Tally
     from ksym_plugin.perf.output import Piece
+    from ksym_plugin.timeline.symbols import Frame
 
 
 class CoreFrames:
@@ -49,3 +57,78 @@ class CoreFrames:
     def forget(self) -> None:
         """Keep nothing of the sample at hand."""
         self.met.clear()
+
+
+class LifetimeFrames:
+    """Pieces of frames of BPF and of modules, each for as long as nothing changes where it is.
+
+    The history tells how long that is; without one nothing is kept. What came again is
+    counted when all samples have been seen: a call a frame would be felt.
+    """
+
+    __slots__ = ("_history", "_kept", "_tally")
+
+    def __init__(self, history: BootHistory | None, tally: Tally) -> None:
+        self._history = history
+        self._tally = tally
+        self._kept: dict[int, _Kept] = {}
+
+    def find(self, node: dict[str, Any], time_ns: int) -> Piece | None:
+        """The piece of a frame of perf's callchain that came before, if it must be the same."""
+        kept = self._kept.get(node["ip"])
+        if kept is None or not kept.since <= time_ns <= kept.until:
+            return None
+        symbol = node.get("sym")
+        if (symbol["name"] if symbol else None) != kept.symbol or node.get("dso") != kept.dso:
+            return None
+        kept.times += 1
+        return kept.piece
+
+    def keep(
+        self, node: dict[str, Any], answer: Frame, decision: Frame | str, name: str, piece: Piece
+    ) -> None:
+        """Keep a frame that the history gave ``answer`` for.
+
+        ``name`` is perf's, which the decision was made against.
+        """
+        if self._history is None or answer.lifetime is None or answer.certainty != EXACT:
+            return
+        address, symbol = node["ip"], node.get("sym")
+        since, until = self._history.steady(address)
+        if since < until:
+            before = self._kept.get(address)
+            if before is not None:
+                self._count(before)
+            kept = self._kept[address] = _Kept(since, until, decision, name, piece)
+            kept.symbol, kept.dso = symbol["name"] if symbol else None, node.get("dso")
+
+    def close(self) -> None:
+        """Count what came again."""
+        for kept in self._kept.values():
+            self._count(kept)
+
+    def _count(self, kept: _Kept) -> None:
+        if isinstance(kept.decision, str):
+            self._tally.confirmed += kept.times
+        else:
+            count(kept.decision, kept.name, self._tally, kept.times)
+        kept.times = 0
+
+
+class _Kept:
+    """A frame that is the same from ``since`` to ``until`` (CLOCK_MONOTONIC ns), if perf has
+    the same ``symbol`` and ``dso`` for it; ``times`` counts how often it came again."""
+
+    __slots__ = ("decision", "dso", "name", "piece", "since", "symbol", "times", "until")
+
+    def __init__(
+        self, since: int, until: int, decision: Frame | str, name: str, piece: Piece
+    ) -> None:
+        self.since = since
+        self.until = until
+        self.decision = decision
+        self.name = name
+        self.piece = piece
+        self.symbol: str | None = None
+        self.dso: str | None = None
+        self.times = 0

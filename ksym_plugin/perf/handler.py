@@ -12,7 +12,7 @@ import sys
 
 from ksym_plugin.kernel.clocks import clock_of_attr
 from ksym_plugin.perf import data, session
-from ksym_plugin.perf.frame_cache import CoreFrames
+from ksym_plugin.perf.frame_cache import CoreFrames, LifetimeFrames
 from ksym_plugin.perf.namer import (
     Tally,
     decide,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from ksym_plugin.perf.options import Options
     from ksym_plugin.perf.output import Output, Piece
     from ksym_plugin.perf.repaint import Renamer
-    from ksym_plugin.timeline.symbols import Lifetime
 
 _KERNEL_HALF = 1 << 63
 _GUEST = "[guest."
@@ -81,8 +80,12 @@ class Handler:
         self._has_statics = self._image is not None
         wants_lines = options.wants_lines
         self._locator = Locator(self._session.lines, self._kernel_lines) if wants_lines else None
-        self._pieces_of: dict[tuple[Lifetime | None, int, str, bool], Piece] = {}
         self._core = CoreFrames(self._kernel_lines is not None)
+        self._callers = LifetimeFrames(self._session.history, self.tally)
+        #: A leaf's source line is not that of a caller at the same address.
+        self._leaves = (
+            LifetimeFrames(self._session.history, self.tally) if wants_lines else self._callers
+        )
 
     def _open_image(self, path: str, with_lines: bool) -> None:
         from ksym_plugin.kernel.vmlinux import open_lines
@@ -111,6 +114,8 @@ class Handler:
             self._output.close()
         except OSError as error:
             self._give_up_output(error)
+        self._callers.close()
+        self._leaves.close()
         for line in self.tally.lines():
             say(line)
         self.close()
@@ -165,7 +170,10 @@ class Handler:
             else:
                 if time_ns is None:
                     time_ns = self._monotonic(event)
-                piece = self._kernel(node, time_ns, not pieces, chain or ())
+                kept = self._callers if pieces else self._leaves
+                piece = kept.find(node, time_ns)
+                if piece is None:
+                    piece = self._kernel(node, time_ns, not pieces, chain or ())
             pieces.append(piece)
             core = callers
         self.tally.confirmed += confirmed
@@ -188,32 +196,27 @@ class Handler:
         if name and isinstance(answer, Frame) and answer.kind == MODULE:
             # What perf shows as inlined stands where the function around it does.
             around = _around(node, chain) or name
-        held = decide(answer, around, dso, self.tally, self._has_modules)
-        if held == around:
-            held = name
-        if held is None:
+        decision = decide(answer, around, dso, self.tally, self._has_modules)
+        if decision is None:
             return self._output.kernel(address, "", None, unnamed_dso(answer, name, strip_nul(dso)))
-        if isinstance(held, Frame):
-            return self._named(held, is_leaf, strip_nul(dso))
-        if is_core(dso) and _is_fixed(answer):
-            return self._in_core(address, held, node.get("sym_off"), strip_nul(dso), is_leaf)
-        return self._output.kernel(address, held, node.get("sym_off"), strip_nul(dso))
+        if decision == around:
+            decision = name
+        if isinstance(decision, Frame):
+            piece = self._named(decision, is_leaf, strip_nul(dso))
+        elif is_core(dso) and _is_fixed(answer):
+            return self._in_core(address, decision, node.get("sym_off"), strip_nul(dso), is_leaf)
+        else:
+            piece = self._output.kernel(address, decision, node.get("sym_off"), strip_nul(dso))
+        if isinstance(answer, Frame):
+            (self._leaves if is_leaf else self._callers).keep(node, answer, decision, around, piece)
+        return piece
 
     def _named(self, frame: Frame, is_leaf: bool, dso: str) -> Piece:
-        """A frame that the history or a table of the kernel names.
-
-        The piece of one that comes and goes is kept: while it is there it stays the same.
-        """
-        key = frame.lifetime, frame.address, frame.certainty, is_leaf
-        piece = self._pieces_of.get(key)
-        if piece is None:
-            located = None if self._locator is None else self._locator.locate(frame, is_leaf)
-            piece = self._output.kernel(
-                frame.address, format_name(frame), frame.offset, format_dso(frame, dso), located
-            )
-            if frame.lifetime is not None:
-                self._pieces_of[key] = piece
-        return piece
+        """A frame that the history or a table of the kernel names."""
+        located = None if self._locator is None else self._locator.locate(frame, is_leaf)
+        return self._output.kernel(
+            frame.address, format_name(frame), frame.offset, format_dso(frame, dso), located
+        )
 
     def _in_core(
         self, address: int, name: str, offset: int | None, dso: str, is_leaf: bool
