@@ -11,13 +11,13 @@ within a microsecond of each other.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 import sys
 import time
 from bisect import bisect_right
 
 from ksym_plugin.kernel import syscalls
+from ksym_plugin.kernel.perf_ring import RECORD_COMM, Ring, each_record
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
@@ -45,10 +45,7 @@ _STEP = 1_000_000
 _NEVER = -1
 
 _PR_SET_NAME = 15
-_RECORD_COMM = 3
 _SAMPLE_TIME = 1 << 2
-_DATA_HEAD_AT = 1024
-_HEADER = struct.Struct("=IHH")
 _WORD = struct.Struct("=Q")
 
 
@@ -141,11 +138,11 @@ class PerfClock:
     """
 
     def __init__(self) -> None:
-        self._open: list[tuple[int, mmap.mmap]] = []
+        self._rings: list[Ring] = []
         self.problem = ""
         try:
             for flags, clockid in ((0, 0), (syscalls.USE_CLOCKID, time.CLOCK_MONOTONIC)):
-                self._open.append(_open_comm_event(flags, clockid))
+                self._rings.append(_open_comm_event(flags, clockid))
         except (OSError, KsymError) as error:
             self.close()
             self.problem = f"perf's clock cannot be read ({error})"
@@ -154,9 +151,9 @@ class PerfClock:
         boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         monotonic = time.monotonic_ns()
         realtime = time.time_ns()
-        if self._open:
+        if self._rings:
             _renew_thread_name()
-            stamps = [_last_comm_time(ring) for _, ring in self._open]
+            stamps = [_last_comm_time(ring) for ring in self._rings]
             if None not in stamps:
                 perf, then = stamps
                 shift = (then or monotonic) - monotonic
@@ -164,13 +161,11 @@ class PerfClock:
         return Instant(monotonic, boottime, realtime, None)
 
     def close(self) -> None:
-        while self._open:
-            fd, ring = self._open.pop()
-            ring.close()
-            os.close(fd)
+        while self._rings:
+            self._rings.pop().close()
 
 
-def _open_comm_event(flags: int, clockid: int) -> tuple[int, mmap.mmap]:
+def _open_comm_event(flags: int, clockid: int) -> Ring:
     """A dummy event of the calling thread that records nothing but its new names."""
     attr = syscalls.perf_event_attr(
         type=syscalls.TYPE_SOFTWARE,
@@ -183,12 +178,7 @@ def _open_comm_event(flags: int, clockid: int) -> tuple[int, mmap.mmap]:
         clockid=clockid,
         sample_type=_SAMPLE_TIME,
     )
-    fd = syscalls.perf_event_open(attr, 0, -1)
-    try:
-        return fd, mmap.mmap(fd, 2 * mmap.PAGESIZE)
-    except BaseException:
-        os.close(fd)
-        raise
+    return Ring(syscalls.perf_event_open(attr, 0, -1), mmap.PAGESIZE)
 
 
 def _renew_thread_name() -> None:
@@ -200,24 +190,12 @@ def _renew_thread_name() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
-def _last_comm_time(ring: mmap.mmap) -> int | None:
+def _last_comm_time(ring: Ring) -> int | None:
     """The stamp of the newest PERF_RECORD_COMM; empties the ring."""
-    (head,) = _WORD.unpack_from(ring, _DATA_HEAD_AT)
-    (tail,) = _WORD.unpack_from(ring, _DATA_HEAD_AT + 8)
     stamp = None
-    while tail < head:
-        record = _copy(ring, tail, _HEADER.size)
-        kind, _, size = _HEADER.unpack(record)
-        if size < _HEADER.size:
-            break
-        if kind == _RECORD_COMM:
+    data, _ = ring.drain()
+    for kind, _, end in each_record(data):
+        if kind == RECORD_COMM:
             # With PERF_SAMPLE_TIME alone the sample id is the time, at the record's end.
-            (stamp,) = _WORD.unpack(_copy(ring, tail + size - _WORD.size, _WORD.size))
-        tail += size
-    _WORD.pack_into(ring, _DATA_HEAD_AT + 8, head)
+            (stamp,) = _WORD.unpack_from(data, end - _WORD.size)
     return stamp
-
-
-def _copy(ring: mmap.mmap, at: int, length: int) -> bytes:
-    """Bytes of the ring's data page, which a record may run over the end of."""
-    return bytes(ring[mmap.PAGESIZE + (at + i) % mmap.PAGESIZE] for i in range(length))

@@ -1,4 +1,4 @@
-"""One perf event with its ring buffer, read in the forward direction."""
+"""The ring buffers of perf events, and the records in them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,45 @@ import errno
 import mmap
 import os
 import struct
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Union
 
     Record = Union["KSymbol", "BpfEvent", "Lost"]
 
 ONLINE = "/sys/devices/system/cpu/online"
 POSSIBLE = "/sys/devices/system/cpu/possible"
+
+# enum perf_event_type
+RECORD_LOST = 2
+RECORD_COMM = 3
+RECORD_SAMPLE = 9
+RECORD_KSYMBOL = 17
+RECORD_BPF_EVENT = 18
+
+# enum perf_record_ksymbol_type
+KSYMBOL_BPF = 1
+KSYMBOL_OOL = 2
+#: PERF_RECORD_KSYMBOL_FLAGS_UNREGISTER
+UNREGISTER = 1
+# enum perf_bpf_event_type
+PROG_LOAD = 1
+PROG_UNLOAD = 2
+
+_HEADER = struct.Struct("=IHH")  # type, misc, size
+_KSYMBOL = struct.Struct("=QIHH")  # addr, len, ksym_type, flags
+_BPF_EVENT = struct.Struct("=HHI8s")  # type, flags, id, tag
+_LOST = struct.Struct("=QQ")  # id, lost
+
+# Words of 8 bytes in struct perf_event_mmap_page.
+_DATA_HEAD = 128
+_DATA_TAIL = 129
+#: With less room than this left a record may have been refused. The longest has a name
+#: of 512 bytes and what other listeners made the kernel append.
+_TIGHT = 4096
 
 
 def online_text() -> str:
@@ -39,26 +69,6 @@ def parse_cpu_list(text: str) -> list[int]:
         first, _, last = part.partition("-")
         cpus.extend(range(int(first), int(last or first) + 1))
     return cpus
-
-
-RECORD_LOST = 2
-RECORD_KSYMBOL = 17
-RECORD_BPF_EVENT = 18
-
-#: enum perf_record_ksymbol_type
-KSYMBOL_BPF = 1
-KSYMBOL_OOL = 2
-#: PERF_RECORD_KSYMBOL_FLAGS_UNREGISTER
-UNREGISTER = 1
-#: enum perf_bpf_event_type
-PROG_LOAD = 1
-PROG_UNLOAD = 2
-
-_HEADER = struct.Struct("=IHH")  # type, misc, size
-_KSYMBOL = struct.Struct("=QIHH")  # addr, len, ksym_type, flags
-_BPF_EVENT = struct.Struct("=HHI8s")  # type, flags, id, tag
-_LOST = struct.Struct("=QQ")  # id, lost
-_NAME_AT = _HEADER.size + _KSYMBOL.size
 
 
 class KSymbol:
@@ -97,57 +107,48 @@ class Lost:
         self.count = count
 
 
+def each_record(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Type, start of the body and end of each record; a size that leads nowhere is the end."""
+    at = 0
+    while at + _HEADER.size <= len(data):
+        kind, _, size = _HEADER.unpack_from(data, at)
+        if size < _HEADER.size or at + size > len(data):
+            return
+        yield kind, at + _HEADER.size, at + size
+        at += size
+
+
 def parse(data: bytes) -> tuple[list[Record], bool]:
     """The records in ``data``, and whether all of it could be read.
 
-    Records of other types, and those too short for what they should hold, are skipped;
-    a size that leads nowhere ends the reading.
+    Records of other types, and those too short for what they should hold, are skipped.
     """
     records: list[Record] = []
-    whole = True
-    at = 0
-    total = len(data)
-    while at < total:
-        if total - at < _HEADER.size:
-            return records, False
-        kind, _, size = _HEADER.unpack_from(data, at)
-        end = at + size
-        if size < _HEADER.size or end > total:
-            return records, False
+    whole, end = True, 0
+    for kind, at, end in each_record(data):
         record = _record(kind, data, at, end)
         if record is not None:
             records.append(record)
         elif kind in (RECORD_KSYMBOL, RECORD_BPF_EVENT, RECORD_LOST):
             whole = False
-        at = end
-    return records, whole
+    return records, whole and end == len(data)
 
 
 def _record(kind: int, data: bytes, at: int, end: int) -> Record | None:
-    body = at + _HEADER.size
-    if kind == RECORD_KSYMBOL and end >= at + _NAME_AT:
-        start, length, type_, flags = _KSYMBOL.unpack_from(data, body)
-        name_end = data.find(b"\0", at + _NAME_AT, end)
+    if kind == RECORD_KSYMBOL and end >= at + _KSYMBOL.size:
+        start, length, type_, flags = _KSYMBOL.unpack_from(data, at)
+        name_at = at + _KSYMBOL.size
+        name_end = data.find(b"\0", name_at, end)
         if name_end < 0:
             return None
-        name = data[at + _NAME_AT : name_end].decode("utf-8", "backslashreplace")
+        name = data[name_at:name_end].decode("utf-8", "backslashreplace")
         return KSymbol(start, length, type_, bool(flags & UNREGISTER), name)
-    if kind == RECORD_BPF_EVENT and end >= body + _BPF_EVENT.size:
-        type_, _, program_id, tag = _BPF_EVENT.unpack_from(data, body)
+    if kind == RECORD_BPF_EVENT and end >= at + _BPF_EVENT.size:
+        type_, _, program_id, tag = _BPF_EVENT.unpack_from(data, at)
         return BpfEvent(type_, program_id, tag.hex())
-    if kind == RECORD_LOST and end >= body + _LOST.size:
-        return Lost(_LOST.unpack_from(data, body)[1])
+    if kind == RECORD_LOST and end >= at + _LOST.size:
+        return Lost(_LOST.unpack_from(data, at)[1])
     return None
-
-
-#: Words of 8 bytes in struct perf_event_mmap_page.
-_DATA_HEAD = 128
-_DATA_TAIL = 129
-#: Bytes of records a ring can hold; halved down to a page where less may be locked.
-RING_BYTES = 256 * 1024
-#: With less room than this left a record may have been refused. The longest has a name
-#: of 512 bytes and what other listeners made the kernel append.
-_TIGHT = 4096
 
 
 class Ring:
@@ -157,16 +158,18 @@ class Ring:
     (PERF_FORMAT_LOST).
     """
 
-    __slots__ = ("_data", "_lost", "_map", "_size", "_words", "cpu", "fd", "lost_at_read")
+    __slots__ = ("_data", "_lost", "_map", "_size", "_words", "fd", "lost_at_read")
 
-    def __init__(self, fd: int, cpu: int, lost_at_read: bool, size: int | None = None) -> None:
-        """Takes ``fd`` over, also when the mapping fails with OSError."""
+    def __init__(self, fd: int, size: int, lost_at_read: bool = False) -> None:
+        """``size`` is that of the data in bytes, of which less has to do where less may be locked.
+
+        Takes ``fd`` over, also when the mapping fails with OSError.
+        """
         self.fd = fd
-        self.cpu = cpu
         self.lost_at_read = lost_at_read
         self._lost = 0
         try:
-            self._map = _map(fd, size or RING_BYTES)
+            self._map = _map(fd, size)
         except BaseException:
             os.close(fd)
             raise
@@ -193,16 +196,22 @@ class Ring:
         return head != self._words[_DATA_TAIL]
 
     def take(self, head: int) -> tuple[bytes, bool]:
-        """The bytes up to ``head``, whose room the kernel gets back.
+        """The bytes up to ``head``; whether the ring was so full that records may be lost.
 
-        And whether the ring was so full that records may have been refused. A clock
-        must have been read since ``head`` was: it is the read barrier between the two
-        (the vDSO has one) that machines with weak ordering need.
+        The kernel gets their room back. A clock must have been read since ``head`` was: it
+        is the read barrier between the two (the vDSO has one) that machines with weak
+        ordering need.
         """
         tail = self._words[_DATA_TAIL]
         data = unrolled(self._data, tail, head)
         self._words[_DATA_TAIL] = head
         return data, head - tail > self._size - min(_TIGHT, self._size // 2)
+
+    def drain(self) -> tuple[bytes, bool]:
+        """What ``take`` returns for all that the kernel has written."""
+        head = self.head()
+        time.monotonic_ns()  # The read barrier.
+        return self.take(head)
 
     def newly_lost(self) -> int | None:
         """How many records were lost since the last call; None if the kernel cannot say."""
@@ -223,10 +232,10 @@ class PerCpuRings:
         self._online = ""
 
     def look(self) -> tuple[list[Ring], list[int]]:
-        """What changed since the last look: rings of CPUs that went, and CPUs that came.
+        """The rings of CPUs that went since the last look, and the CPUs that came.
 
-        The caller closes the one, which stay silent even if the CPU comes back, and puts
-        rings of the others into ``by_cpu``.
+        The caller closes those rings, which stay silent even if the CPU comes back, and
+        puts rings for the new CPUs into ``by_cpu``.
         """
         text = online_text()
         if text == self._online:

@@ -176,11 +176,7 @@ class Watch:
         """Note which programs are new."""
         lost = not self._rings.by_cpu
         for ring in self._rings.by_cpu.values():
-            head = ring.head()
-            time.monotonic_ns()  # The barrier that Ring.take asks for.
-            if not ring.waiting(head):
-                continue
-            data, tight = ring.take(head)
+            data, tight = ring.drain()
             records, whole = parse(data)
             lost = lost or tight or not whole
             for record in records:
@@ -224,7 +220,7 @@ class Watch:
         for cpu in came:
             with contextlib.suppress(OSError):
                 fd = syscalls.perf_event_open(_attr(), -1, cpu)
-                self._rings.by_cpu[cpu] = Ring(fd, cpu, False, _RING_BYTES)
+                self._rings.by_cpu[cpu] = Ring(fd, _RING_BYTES)
                 self._poller.register(fd, select.POLLIN)
 
 

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
-from array import array
+from typing import TYPE_CHECKING
 
-from ksym_plugin.kernel import privileges, syscalls
-from ksym_plugin.sources.probe import KsymSource
+from ksym_plugin.kernel import privileges
+from ksym_plugin.sources.probe import KsymSource, load_program
 from ksym_plugin.timeline.errors import SourceError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
 KERNEL_BTF = "/sys/kernel/btf/vmlinux"
-_TRACING = 26
-_TRACE_FENTRY = 24
-#: r0 = 0; exit
-_CODE = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
-_ATTR_SIZE = 128
+_TRACING = 26  # BPF_PROG_TYPE_TRACING
+_TRACE_FENTRY = 24  # BPF_TRACE_FENTRY
 
 
 class FentrySource(KsymSource):
@@ -47,13 +42,8 @@ class FentrySource(KsymSource):
 
 def _is_refused() -> bool:
     """Whether such programs are refused as such; tried with one that is attached to nothing."""
-    code, license_ = array("B", _CODE), array("B", b"GPL\0")
-    attr = array("B", bytes(_ATTR_SIZE))
-    pointers = code.buffer_info()[0], license_.buffer_info()[0]
-    struct.pack_into("=IIQQ", attr, 0, _TRACING, 2, *pointers)
-    struct.pack_into("=I", attr, 68, _TRACE_FENTRY)
     try:
-        fd = syscalls.bpf(syscalls.PROG_LOAD, attr)
+        fd = load_program(_TRACING, _TRACE_FENTRY)
     except OSError as error:
         return error.errno in (errno.EPERM, errno.EACCES)
     os.close(fd)

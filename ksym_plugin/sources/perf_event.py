@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 #: How often ``fileno`` becomes readable when nothing happens: bounds the windows of
 #: changes after a quiet time, and how long a new CPU goes unnoticed.
 TICK = 1.0
+#: Room for records on each CPU.
+RING_BYTES = 256 * 1024
 _LOOKS = 8
 _FLAGS = syscalls.KSYMBOL | syscalls.BPF_EVENT | syscalls.WATERMARK
 _LOST_CAUSE = "perf ring full"
@@ -133,7 +135,7 @@ class PerfEventSource(Source):
     def _open(self, cpu: int) -> bool:
         """Start listening on a CPU; False if it is offline."""
         try:
-            ring = Ring(self._open_event(cpu), cpu, self._lost_at_read)
+            ring = Ring(self._open_event(cpu), RING_BYTES, self._lost_at_read)
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return False

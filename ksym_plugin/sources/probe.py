@@ -1,4 +1,4 @@
-"""What the kprobe and the fentry source share: one probe in BPF, and what it tells."""
+"""What the kprobe and the fentry source share: one probe in BPF, and what it reports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import struct
 import time
 from array import array
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from ksym_plugin.kernel import syscalls
 from ksym_plugin.kernel.bpf_prog import ProgramReader, measure
@@ -32,80 +33,37 @@ from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import OOL, Loss
 from ksym_plugin.timeline.tracker import Source
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ksym_plugin.sources.probe_records import Counts, Record
+    from ksym_plugin.sources.probe_records import Counts
     from ksym_plugin.timeline.symbols import Load
     from ksym_plugin.timeline.tracker import Change
-
-_NAME = "ksym_self_test"
-_SOCKET_FILTER = 1
-#: r0 = 0; exit
-_CODE = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
-#: prog_type, insn_cnt, insns, license, log_level, log_size, log_buf, kern_version,
-#: prog_flags, prog_name
-_LOAD = struct.Struct("=IIQQIIQII16s")
-
-
-def run(take: Callable[[], list[Record]]) -> bool:
-    """Whether the end of a program's symbol is that of its code, as far as can be told.
-
-    ``take`` returns the records that the probe has left since it was last called.
-    SourceError if the probe does not tell of both ends of a program.
-    """
-    try:
-        fd = _load()
-        try:
-            length = ProgramReader().info(fd).jited_length
-            added = _find(take(), ADD)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise SourceError(f"the probe cannot be tried ({error.strerror})") from error
-    deleted = _find(take(), DEL)
-    if not length:
-        # Not JITed, so without a symbol.
-        return True
-    if added is None or deleted is None:
-        raise SourceError(
-            "the probe does not see programs come and go (the compiler of this kernel may "
-            "have inlined bpf_ksym_add or bpf_ksym_del)",
-            "use --source perf_event",
-        )
-    return bool(added.length == length)
-
-
-def _find(records: list[Record], kind: int) -> Record | None:
-    for record in records:
-        if record.kind == kind and record.name.endswith(f"_{_NAME}"):
-            return record
-    return None
-
-
-def _load() -> int:
-    code, license_ = array("B", _CODE), array("B", b"GPL\0")
-    pointers = code.buffer_info()[0], license_.buffer_info()[0]
-    attr = _LOAD.pack(_SOCKET_FILTER, 2, *pointers, 0, 0, 0, 0, 0, _NAME.encode())
-    return syscalls.bpf(syscalls.PROG_LOAD, array("B", attr))
-
 
 #: A record takes some 110 bytes: room for 10,000 loads and their unloads, nearly twice,
 #: while nobody reads. It is kernel memory, held as long as the source.
 RING_BYTES = 4 << 20
-_MAPS = ("streams", "events")
-#: How long a loss after which nothing comes goes unnoticed.
+#: The least time between two comparisons with what the probe has counted: for so long a
+#: loss goes unnoticed that no record follows.
 TICK = 1.0
+_MAPS = ("streams", "events")
 _MISSED_CAUSE = "the probe was busy"
+
+_SELF_TEST = "ksym_self_test"
+_SOCKET_FILTER = 1  # BPF_PROG_TYPE_SOCKET_FILTER
+#: r0 = 0; exit
+_CODE = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
+#: union bpf_attr for BPF_PROG_LOAD: prog_type, insn_cnt, insns, license, log_level, log_size,
+#: log_buf, kern_version, prog_flags, prog_name, prog_ifindex, expected_attach_type
+_LOAD = struct.Struct("=IIQQIIQII16sII56x")
 
 
 class KsymSource(Source):
     """Changes from a probe on bpf_ksym_add() and bpf_ksym_del().
 
-    Times are exact: the probe's own stamps, in front of the change. A program's ends are
-    the kernel's, and so are those of images where it knows them itself. ``read`` returns
-    changes by time; one that another CPU is just telling may come with the next read.
+    Times are exact: the probe takes them, just before the change. Where a program ends is
+    what the kernel says, and so it is for images whose end it keeps. ``read`` returns
+    changes by time; one that another CPU is just reporting may come with the next read.
     SourceError if it cannot start, with nothing left behind.
     """
 
@@ -124,14 +82,14 @@ class KsymSource(Source):
         self._images_unsure = True
         self._lost_images = self._missed = 0
         self._records = self._lost = 0
-        self._seen: list[Record] = []
+        self._looked_at: list[Record] = []
         self._stack = ExitStack()
         with ExitStack() as stack:
             self._check(stack)
             use_ring = probe_ring.has_ring() if ring is None else ring
             pages = _pages(RING_BYTES if ring_bytes is None else ring_bytes)
             flags = [f"-DKSYM_RING_PAGES={pages}"] if use_ring else []
-            self._program = _compiled([*self.flags, *flags], self.programs)
+            self._program = self._compile(flags)
             stack.callback(self._program.close)
             self._open(stack, use_ring, pages * mmap.PAGESIZE)
             stack.callback(self._detach)
@@ -143,9 +101,9 @@ class KsymSource(Source):
         return self._epoll.fileno()
 
     def snapshot(self) -> list[Load]:
-        """See ``Source``. Without out-of-line code, and programs without symbols.
+        """See ``Source``. It lacks what the probe does not see go.
 
-        The probe would not tell of their end.
+        That is out-of-line code, and programs without symbols.
         """
         images, self._images_unsure = self._images_unsure, True
         taken = self._taker.take(images)
@@ -164,7 +122,7 @@ class KsymSource(Source):
         if losses:
             self._changes.forget()
         self._lost += sum(loss.count or 0 for loss in losses)
-        seen, self._seen = self._seen, []
+        seen, self._looked_at = self._looked_at, []
         return [*merged(losses), *self._changes.of(seen + records)]
 
     def measure(self) -> None:
@@ -206,6 +164,15 @@ class KsymSource(Source):
     def _detach(self) -> None:
         """What ``_attach`` did, undone, before the rings are closed."""
 
+    def _compile(self, flags: list[str]) -> BccProgram:
+        try:
+            return BccProgram([*self.flags, *flags], self.programs, _MAPS)
+        except OSError as error:
+            raise SourceError(
+                f"the probe cannot be compiled in a process of its own ({error.strerror})",
+                "raise the limits on processes, files and memory (ulimit -u, -n, -v)",
+            ) from error
+
     def _open(self, stack: ExitStack, use_ring: bool, size: int) -> None:
         """Open the rings and what there is to wait for."""
         self._buffer = counts_buffer(possible_count())
@@ -221,27 +188,26 @@ class KsymSource(Source):
             raise SourceError(f"the probe's ring cannot be opened ({error.strerror})") from error
 
     def _begin(self) -> None:
-        """From here on nothing may be missed; what came before may be."""
+        """From here on every change is returned, or counted as lost."""
         at = time.monotonic_ns()
         self._checked = at
         self._streams = Streams([self._counts(kind) for kind in (ADD, DEL)], at)
         self._missed = self._misses()
-        exact = run(self._look)
-        self._changes = Changes(exact)
+        self._changes = Changes(self_test(self._look))
 
     def _poll(self, fds: list[int]) -> None:
         for fd in fds:
             self._epoll.register(fd, select.EPOLLIN)
 
     def _look(self) -> list[Record]:
-        """The records there are; the next read has them, too."""
+        """The records there are; the next read has them too."""
         records, _ = self._take()
-        self._seen += records
+        self._looked_at += records
         return records
 
     def _take(self) -> tuple[list[Record], list[Loss]]:
         """The records there are, and the losses their numbers show."""
-        records = [Record(data) for data in self._rings.take()]
+        records = [Record.parse(data) for data in self._rings.take()]
         self._records += len(records)
         noted = [self._streams.note(record) for record in records]
         return records, [loss for loss in noted if loss is not None]
@@ -268,20 +234,53 @@ class KsymSource(Source):
         return parse_counts(self._buffer)
 
     def _misses(self) -> int:
-        """How often the kernel did not run the programs, because they were running."""
+        """How often the kernel did not run the programs since they were running."""
         return sum(self._reader.info(fd).misses for fd in self._program.programs)
-
-
-def _compiled(flags: list[str], programs: tuple[str, ...]) -> BccProgram:
-    try:
-        return BccProgram(flags, programs, _MAPS)
-    except OSError as error:
-        raise SourceError(
-            f"the probe cannot be compiled in a process of its own ({error.strerror})",
-            "raise the limits on processes, files and memory (ulimit -u, -n, -v)",
-        ) from error
 
 
 def _pages(size: int) -> int:
     """How many pages hold ``size`` bytes: a power of two, as the kernel wants it."""
     return 1 << (max(1, -(-size // mmap.PAGESIZE)) - 1).bit_length()
+
+
+def self_test(take: Callable[[], list[Record]]) -> bool:
+    """Whether the end of a program's symbol is that of its code, as far as can be known.
+
+    ``take`` returns the records that the probe has written since it was last called.
+    SourceError if the probe does not see a program come and go.
+    """
+    try:
+        fd = load_program(_SOCKET_FILTER, name=_SELF_TEST)
+        try:
+            length = ProgramReader().info(fd).jited_length
+            added = _find(take(), ADD)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise SourceError(f"the probe cannot be tried ({error.strerror})") from error
+    deleted = _find(take(), DEL)
+    if not length:
+        # Not JITed, so without a symbol.
+        return True
+    if added is None or deleted is None:
+        raise SourceError(
+            "the probe does not see programs come and go (the compiler of this kernel may "
+            "have inlined bpf_ksym_add or bpf_ksym_del)",
+            "use --source perf_event",
+        )
+    return added.length == length
+
+
+def _find(records: list[Record], kind: int) -> Record | None:
+    for record in records:
+        if record.kind == kind and record.name.endswith(f"_{_SELF_TEST}"):
+            return record
+    return None
+
+
+def load_program(type: int, attach_type: int = 0, name: str = "") -> int:
+    """A descriptor of a program that does nothing; OSError where the kernel refuses it."""
+    code, license_ = array("B", _CODE), array("B", b"GPL\0")
+    pointers = code.buffer_info()[0], license_.buffer_info()[0]
+    attr = _LOAD.pack(type, 2, *pointers, 0, 0, 0, 0, 0, name.encode(), 0, attach_type)
+    return syscalls.bpf(syscalls.PROG_LOAD, array("B", attr))

@@ -1,10 +1,12 @@
-"""From the probe's records to changes."""
+"""The records of the probe (bpf/ksym_events.c): what they say, what was lost, what changed."""
 
 from __future__ import annotations
 
 import mmap
 import struct
 from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
@@ -18,7 +20,6 @@ from ksym_plugin.timeline.symbols import (
     is_image,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -34,59 +35,43 @@ _HEAD = struct.Struct("=QQIIIIIHBB16s")
 _STREAM_WORDS = 3
 #: Numbers are 32 bits wide in records, and go round.
 SEQ_MASK = 0xFFFFFFFF
+_HALF = 1 << 31
+CAUSE = "the probe's ring was full"
 
 
-class Record:
-    """One change of one symbol; see struct record for the fields."""
+class Record(NamedTuple):
+    """One change of one symbol: struct record, field for field."""
 
-    __slots__ = (
-        "comm",
-        "cpu",
-        "is_prog",
-        "kind",
-        "length",
-        "name",
-        "pid",
-        "prog_id",
-        "seq",
-        "stamp",
-        "start",
-        "tid",
-    )
+    stamp: int
+    start: int
+    length: int
+    seq: int
+    prog_id: int
+    pid: int
+    tid: int
+    cpu: int
+    kind: int
+    is_prog: int
+    comm: str
+    name: str
 
-    def __init__(self, data: bytes) -> None:
+    @classmethod
+    def parse(cls, data: bytes) -> Record:
         """struct.error where ``data`` is too short."""
-        (
-            self.stamp,
-            self.start,
-            self.length,
-            self.seq,
-            self.prog_id,
-            self.pid,
-            self.tid,
-            self.cpu,
-            self.kind,
-            self.is_prog,
-            comm,
-        ) = _HEAD.unpack_from(data)
-        self.comm = _text(comm)
-        self.name = _text(data[_HEAD.size :])
+        *numbers, comm = _HEAD.unpack_from(data)
+        return cls._make([*numbers, _text(comm), _text(data[_HEAD.size :])])
 
 
-class Counts:
+def _text(data: bytes) -> str:
+    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+
+
+class Counts(NamedTuple):
     """What the probe has counted on one CPU for one kind of change, since it was loaded."""
 
-    __slots__ = ("lost", "lost_images", "seq")
-
-    def __init__(self, seq: int, lost: int, lost_images: int) -> None:
-        self.seq = seq
-        self.lost = lost
-        self.lost_images = lost_images
-
-
-def parse_counts(data: array[int]) -> list[Counts]:
-    """A value of the map ``streams``: one Counts for each CPU there can be."""
-    return [Counts(*data[at : at + _STREAM_WORDS]) for at in range(0, len(data), _STREAM_WORDS)]
+    seq: int
+    lost: int
+    lost_images: int
 
 
 def counts_buffer(cpus: int) -> array[int]:
@@ -94,15 +79,13 @@ def counts_buffer(cpus: int) -> array[int]:
     return array("Q", bytes(8 * _STREAM_WORDS * cpus))
 
 
-def _text(data: bytes) -> str:
-    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+def parse_counts(data: array[int]) -> list[Counts]:
+    """A value of the map ``streams``: one Counts for each CPU there can be."""
+    return [Counts(*data[at : at + _STREAM_WORDS]) for at in range(0, len(data), _STREAM_WORDS)]
 
 
-CAUSE = "the probe's ring was full"
-_HALF = 1 << 31
-
-
-class Stream:
+@dataclass
+class _Stream:
     """The records of one kind on one CPU.
 
     ``seq`` is the last one's number, ``at`` a time (CLOCK_MONOTONIC ns) until which
@@ -110,21 +93,18 @@ class Stream:
     what of that no gap in the numbers has shown yet.
     """
 
-    __slots__ = ("ahead", "at", "lost", "seq")
-
-    def __init__(self, seq: int, lost: int, at: int) -> None:
-        self.seq = seq
-        self.lost = lost
-        self.at = at
-        self.ahead = 0
+    seq: int
+    lost: int
+    at: int
+    ahead: int = 0
 
 
 class Streams:
-    """All streams, from when the probe has counted ``base``, by kind and CPU."""
+    """All streams by kind and CPU, from the time ``at`` on, when the probe had counted ``base``."""
 
     def __init__(self, base: Iterable[Iterable[Counts]], at: int) -> None:
         self._streams = [
-            [Stream(counts.seq & SEQ_MASK, counts.lost, at) for counts in cpus] for cpus in base
+            [_Stream(counts.seq & SEQ_MASK, counts.lost, at) for counts in cpus] for cpus in base
         ]
 
     def note(self, record: Record) -> Loss | None:
@@ -144,10 +124,10 @@ class Streams:
         return loss
 
     def compare(self, kind: int, cpus: Iterable[Counts], before: int, after: int) -> list[Loss]:
-        """The losses that nobody has noticed but the probe itself.
+        """The losses that no gap in the numbers has shown.
 
-        ``cpus`` was counted between ``before`` and ``after``, when all records there were
-        had been taken in before.
+        The probe counted ``cpus`` between ``before`` and ``after``; all records that there
+        were had been noted by then.
         """
         losses: list[Loss] = []
         for stream, counts in zip(self._streams[kind], cpus):
@@ -183,8 +163,9 @@ class Changes:
 
     def __init__(self, exact: bool) -> None:
         self._exact = exact
-        #: Subprograms by start, with the thread that loads them, and the batch they were
-        #: in: the kernel announces them before their program has an id, and it last.
+        #: By start: the loads of subprograms whose program has not come, with the thread that
+        #: loads them and the number of their batch. The kernel announces subprograms before
+        #: their program, and before that has an id.
         self._subprograms: dict[int, tuple[int, int, Load]] = {}
         self._batch = 0
 
@@ -201,13 +182,12 @@ class Changes:
                 changes += self._loads(record)
             else:
                 self._subprograms.pop(record.start, None)
-                prog_id = record.prog_id or None
-                stamp = record.stamp
-                changes.append(Unload(record.start, stamp, stamp, record.name or None, prog_id))
+                name, prog_id = record.name or None, record.prog_id or None
+                changes.append(Unload(record.start, record.stamp, record.stamp, name, prog_id))
         return changes
 
     def forget(self) -> None:
-        """After a loss: whose subprograms are waiting is not known any more."""
+        """After a loss nothing tells any more which program a subprogram belongs to."""
         self._subprograms.clear()
 
     def _loads(self, record: Record) -> list[Load]:
@@ -220,8 +200,8 @@ class Changes:
         return [*self._identify(record.tid, load.prog_id), load]
 
     def _identify(self, tid: int, prog_id: int) -> list[Load]:
-        """Give a thread's subprograms their program's id; those reported already."""
-        own = [start for start, (owner, _, _) in self._subprograms.items() if owner == tid]
+        """Give a thread's subprograms their program's id; those that were returned before."""
+        own = [start for start, (loader, _, _) in self._subprograms.items() if loader == tid]
         again: list[Load] = []
         for start in own:
             _, batch, load = self._subprograms.pop(start)
@@ -236,6 +216,5 @@ class Changes:
         symbol = Symbol(record.start, record.start + record.length, name, kind, BPF_MODULE)
         # A whole page is what the kernel says of an image whose end it does not keep.
         rounded = record.length >= mmap.PAGESIZE if is_image(kind) else not self._exact
-        prog_id = record.prog_id or None
-        stamp = record.stamp
-        return Load(symbol, stamp, stamp, prog_id, rounded, record.pid, record.comm)
+        prog_id, at = record.prog_id or None, record.stamp
+        return Load(symbol, at, at, prog_id, rounded, record.pid, record.comm)

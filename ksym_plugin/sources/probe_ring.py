@@ -13,7 +13,14 @@ import time
 from array import array
 
 from ksym_plugin.kernel import syscalls
-from ksym_plugin.kernel.perf_ring import PerCpuRings, Ring, online_text, parse_cpu_list
+from ksym_plugin.kernel.perf_ring import (
+    RECORD_SAMPLE,
+    PerCpuRings,
+    Ring,
+    each_record,
+    online_text,
+    parse_cpu_list,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,11 +28,17 @@ if TYPE_CHECKING:
 
     Rings = Union["BpfRing", "PerfBuffers"]
 
-_RINGBUF = 27
-#: map_type, key_size, value_size, max_entries
-_CREATE = struct.Struct("=IIII")
-#: map_fd, padding, the addresses of key and value, flags
-_ELEMENT = struct.Struct("=IIQQQ")
+_RINGBUF = 27  # BPF_MAP_TYPE_RINGBUF
+_CREATE = struct.Struct("=IIII")  # map_type, key_size, value_size, max_entries
+_ELEMENT = struct.Struct("=IIQQQ")  # map_fd, padding, addresses of key and value, flags
+#: A record's header in the ring (struct bpf_ringbuf_hdr): its length with two flags,
+#: then a page offset of no use here.
+_HEADER = 8
+_BUSY = 1 << 31
+_DISCARDED = 1 << 30
+_WORD = struct.Struct("=I")
+#: The least that a CPU's perf buffer has, however many CPUs share the memory.
+_LEAST = 32 * 1024
 
 
 def lookup(map_fd: int, key: int, value: array[int]) -> None:
@@ -53,20 +66,6 @@ def _element(command: int, map_fd: int, key: int, value: array[int]) -> None:
     keys = array("I", (key,))
     addresses = keys.buffer_info()[0], value.buffer_info()[0]
     syscalls.bpf(command, array("B", _ELEMENT.pack(map_fd, 0, *addresses, 0)))
-
-
-#: A record's header in the ring (struct bpf_ringbuf_hdr): its length with two flags,
-#: then a page offset of no use here.
-_BUSY = 1 << 31
-_DISCARDED = 1 << 30
-_HEADER = 8
-
-_RECORD_SAMPLE = 9
-#: struct perf_event_header, then the size of the raw data.
-_SAMPLE = struct.Struct("=IHHI")
-
-#: The least that a CPU's perf buffer has, however many CPUs share the memory.
-_LEAST = 32 * 1024
 
 
 def open_rings(map_fd: int, is_ring: bool, size: int) -> Rings:
@@ -108,7 +107,7 @@ class BpfRing:
         records: list[bytes] = []
         while tail < head:
             at = tail % self.size
-            (header,) = struct.unpack_from("=I", self._data, at)
+            (header,) = _WORD.unpack_from(self._data, at)
             if header & _BUSY:
                 # Not yet written to its end on some other CPU; the rest is behind it.
                 break
@@ -193,7 +192,7 @@ class PerfBuffers:
             sample_type=syscalls.SAMPLE_RAW,
             sample_period=1,
         )
-        ring = Ring(syscalls.perf_event_open(attr, -1, cpu), cpu, False, self.size)
+        ring = Ring(syscalls.perf_event_open(attr, -1, cpu), self.size)
         try:
             update(self._map_fd, cpu, array("I", (ring.fd,)))
         except BaseException:
@@ -215,15 +214,10 @@ def _taken(rings: list[Ring]) -> list[bytes]:
 
 
 def _samples(data: bytes) -> list[bytes]:
-    """The raw data of the samples among perf's records; what else there is, is skipped."""
+    """The raw data of the samples among perf's records: a word with its size precedes it."""
     found: list[bytes] = []
-    at = 0
-    while at + _SAMPLE.size <= len(data):
-        kind, _, size, length = _SAMPLE.unpack_from(data, at)
-        if size < _SAMPLE.size:
-            break
-        if kind == _RECORD_SAMPLE:
-            first = at + _SAMPLE.size
-            found.append(data[first : min(first + length, at + size)])
-        at += size
+    for kind, at, end in each_record(data):
+        if kind == RECORD_SAMPLE and end >= at + _WORD.size:
+            first = at + _WORD.size
+            found.append(data[first : min(first + _WORD.unpack_from(data, at)[0], end)])
     return found

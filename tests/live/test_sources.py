@@ -15,8 +15,7 @@ import time
 
 import pytest
 
-from ksym_plugin.kernel import perf_ring
-from ksym_plugin.sources import open_source
+from ksym_plugin.sources import open_source, perf_event
 from ksym_plugin.timeline.symbols import Load, Loss, Unload
 from tests.oracle import procs
 
@@ -245,7 +244,7 @@ def test_an_older_perf_record_is_not_harmed(perf, child, tmp_path):
 
 
 def test_a_full_ring_is_told_and_reading_goes_on(monkeypatch, child):
-    monkeypatch.setattr(perf_ring, "RING_BYTES", 4096)
+    monkeypatch.setattr(perf_event, "RING_BYTES", 4096)
     source, _ = open_source("perf_event")
     try:
         source.snapshot()

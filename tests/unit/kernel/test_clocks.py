@@ -23,6 +23,7 @@ from ksym_plugin.kernel.clocks import (
     PerfClock,
     clock_of_attr,
 )
+from ksym_plugin.kernel.perf_ring import Ring
 from ksym_plugin.timeline.errors import KsymError
 
 #: The fields of struct perf_event_attr up to clockid, from include/uapi/linux/perf_event.h.
@@ -247,7 +248,7 @@ def test_failure_leaves_nothing_open_and_is_said(
     monkeypatch.setattr(syscalls, "perf_event_open", perf_event_open)
     before = open_files()
     if failing == "mapping":
-        monkeypatch.setattr(clocks.mmap, "mmap", refuse)
+        monkeypatch.setattr(mmap, "mmap", refuse)
     clock = PerfClock()
     assert open_files() == before
     assert "perf's clock cannot be read" in clock.problem
@@ -263,15 +264,17 @@ def refuse(*_: object) -> None:
 def test_record_that_runs_over_the_rings_end_is_read_whole() -> None:
     """A ring written by hand: the last COMM straddles the end of the data page."""
     page = mmap.PAGESIZE
-    ring = mmap.mmap(-1, 2 * page)
+    fd = os.memfd_create("event")
+    os.truncate(fd, 2 * page)
     records = [(3, 111), (1, 222), (3, 333), (3, 444)]  # COMM, MMAP, COMM, COMM
     at = tail = 10 * page - 3 * 40 - 12
     for kind, stamp in records:
         data = struct.pack("=IHH", kind, 0, 40) + b"\0" * 24 + struct.pack("=Q", stamp)
         for number, byte in enumerate(data):
-            ring[page + (at + number) % page] = byte
+            os.pwrite(fd, bytes((byte,)), page + (at + number) % page)
         at += 40
-    struct.pack_into("=QQ", ring, 1024, at, tail)
+    os.pwrite(fd, struct.pack("=QQ", at, tail), 1024)
+    ring = Ring(fd, page)
     assert clocks._last_comm_time(ring) == 444
     assert clocks._last_comm_time(ring) is None
     ring.close()

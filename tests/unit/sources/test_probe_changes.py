@@ -26,7 +26,7 @@ def record(
     """As the C structure lays it out, written down here once more."""
     ints = struct.pack("<QQIIIII", stamp, start, length, seq, prog_id, 5, tid)
     rest = struct.pack("<HBB16s", cpu, kind, int(name.startswith("bpf_prog_")), comm)
-    return Record(ints + rest + name.encode() + b"\0")
+    return Record.parse(ints + rest + name.encode() + b"\0")
 
 
 def test_the_layout_is_that_of_the_c_source():
@@ -127,13 +127,13 @@ def test_a_name_that_is_missing_or_odd_is_one_all_the_same():
     (load,) = Changes(True).of([record(1, ADD, name="")])
     assert load.symbol.name == UNNAMED_BPF
     data = struct.pack("<QQIIIIIHBB16s", 1, S, 8, 1, 0, 5, 7, 0, ADD, 1, b"\xff") + b"a\xffb\0junk"
-    odd = Record(data)
+    odd = Record.parse(data)
     assert (odd.name, odd.comm) == ("a\\xffb", "\\xff")
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_record_or_an_error(data):
     try:
-        assert Record(data).start >= 0
+        assert Record.parse(data).start >= 0
     except struct.error:
         assert len(data) < 56

@@ -98,7 +98,7 @@ def kernel(monkeypatch, tmp_path, bcc):
     monkeypatch.setattr(kprobe, "_ioctl", lambda *_: None)
     monkeypatch.setattr(probe_ring, "lookup", lambda *_: None)
     monkeypatch.setattr(ProgramReader, "info", lambda self, fd: jited(0))
-    monkeypatch.setattr(probe, "run", lambda take: True)
+    monkeypatch.setattr(probe, "self_test", lambda take: True)
     monkeypatch.setattr(probe, "open_rings", NoRings)
     return monkeypatch
 
@@ -135,7 +135,7 @@ def test_the_size_of_the_ring_is_passed_on(kernel, bcc, name, size, pages):
         (probe, "Ticker", OSError(errno.EMFILE, "Too many open files")),
         (probe, "open_rings", OSError(errno.ENOMEM, "Cannot allocate memory")),
         (probe_ring, "lookup", SourceError("no counters")),
-        (probe, "run", SourceError("blind")),
+        (probe, "self_test", SourceError("blind")),
         (probe, "counts_buffer", KeyboardInterrupt()),
     ],
 )
@@ -369,13 +369,13 @@ def test_the_self_test_believes_only_what_it_sees(monkeypatch):
     monkeypatch.setattr(syscalls, "bpf", lambda command, attr: os.open(os.devnull, os.O_RDONLY))
     for added, exact in ((25, True), (4096, False)):
         batches = iter([[Told(0, added)], [Told(1, added)]])
-        assert probe.run(lambda it=batches: next(it)) is exact
+        assert probe.self_test(lambda it=batches: next(it)) is exact
     for batches in ([[], [Told(1, 25)]], [[Told(0, 25)], []]):
         seen = iter(batches)
         with pytest.raises(SourceError, match="inlined"):
-            probe.run(lambda it=seen: next(it))
+            probe.self_test(lambda it=seen: next(it))
     monkeypatch.setattr(ProgramReader, "info", lambda self, fd: jited(0))
-    assert probe.run(list)
+    assert probe.self_test(list)
 
 
 def test_descriptors_that_did_not_fit_are_a_limit_and_not_a_program(monkeypatch):

@@ -50,7 +50,7 @@ def four_cpus(monkeypatch):
 @pytest.fixture
 def ring_file(tmp_path):
     path = tmp_path / "ring"
-    path.write_bytes(bytes(perf_ring.RING_BYTES + 65536))
+    path.write_bytes(bytes(perf_event.RING_BYTES + 65536))
     return str(path)
 
 

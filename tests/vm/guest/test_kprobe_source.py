@@ -380,7 +380,7 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch, construct, where):
     target, name = {
         "ticker": (probe, "Ticker"),
         "map": (probe, "counts_buffer"),
-        "self-test": (probe, "run"),
+        "self-test": (probe, "self_test"),
         "rings": (probe, "open_rings"),
     }[where]
     monkeypatch.setattr(target, name, fail)
