@@ -1,16 +1,19 @@
-"""From the records of one drain to changes: which program, which name.
+"""From the records of one drain to changes: which program, which name, in which order.
 
 The kernel announces a program as one KSYMBOL for each of its functions, the main one
 first, and then a BPF_EVENT with its id and the main function's tag
 (perf_event_bpf_event() in kernel/bpf). Between two of them the task can be preempted by
 another one that loads, or move to another CPU and so to another ring. So nothing is
-taken from the order alone: what bpf(2) says of a program that is still there decides,
+taken from the order alone: what bpf(2) says of a program that is still loaded decides,
 and failing that a tag that only one record fits.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from ksym_plugin.kernel.bpf_prog import ProgramReader
 from ksym_plugin.kernel.perf_ring import (
@@ -34,151 +37,16 @@ from ksym_plugin.timeline.symbols import (
     split_bpf_name,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.kernel.perf_ring import KSymbol
-
-    Live = dict[int, tuple[str, "int | None"]]
     from collections.abc import Iterable
+    from typing import Optional, Union
 
     from ksym_plugin.kernel.bpf_prog import ProgramInfo
     from ksym_plugin.kernel.perf_ring import Record
 
-    #: (start, program id) to the name it was loaded under in the drain at hand.
-    Here = dict[tuple[int, int], str]
-
-
-class Event:
-    """A load or unload while it is being worked out.
-
-    ``there`` says whether the program was seen in the kernel after the drain (True), was
-    gone by then (False), or was not to be told (None). ``rank`` counts how many changes
-    at the same start came after this one.
-    """
-
-    __slots__ = (
-        "at",
-        "doubtful",
-        "earliest",
-        "latest",
-        "length",
-        "name",
-        "prog_id",
-        "rank",
-        "reported",
-        "ring",
-        "start",
-        "there",
-        "type",
-        "unload",
-    )
-
-    def __init__(self, record: KSymbol, ring: int, at: int, earliest: int) -> None:
-        self.start = record.start
-        self.length = record.length
-        self.name = record.name
-        self.type = record.type
-        self.unload = record.unregister
-        self.ring = ring
-        self.at = at
-        self.earliest = earliest
-        self.latest = 0
-        self.prog_id: int | None = None
-        self.there: bool | None = None
-        #: One of several that a BPF_EVENT may have been about.
-        self.doubtful = False
-        self.rank = 0
-        #: The name it was reported under, once it was.
-        self.reported = ""
-
-    def awaits_program(self) -> bool:
-        """Whether this is a program's load whose BPF_EVENT has not been seen."""
-        if self.unload or self.prog_id is not None or self.type != KSYMBOL_BPF:
-            return False
-        return bpf_kind(self.name) == BPF_PROG
-
-
-def in_order(events: list[Event], live: Live) -> list[Event]:
-    """Rank the events and sort them; ``live`` is brought up to date."""
-    by_start: dict[int, list[Event]] = {}
-    for event in events:
-        by_start.setdefault(event.start, []).append(event)
-    for start, found in by_start.items():
-        group = found
-        if len(group) > 1:
-            group = _sequence(found, live.get(start))
-            earliest = 0
-            for at, event in enumerate(group):
-                event.rank = len(group) - 1 - at
-                earliest = event.earliest = max(event.earliest, earliest)
-        last = group[-1]
-        if not last.unload:
-            live[start] = (last.name or UNNAMED_BPF, last.prog_id)
-        elif start in live and (len(group) > 1 or agree(last, *live[start])):
-            del live[start]
-    return sorted(events, key=lambda event: (-event.rank, not event.unload))
-
-
-def agree(event: Event, name: str, prog_id: int | None) -> bool:
-    """Whether ``event`` can be about the symbol of this name and program id."""
-    if event.prog_id is not None and prog_id is not None:
-        return event.prog_id == prog_id
-    return not event.name or name in ("", event.name) or UNNAMED_BPF in (name, event.name)
-
-
-def _sequence(group: list[Event], before: tuple[str, int | None] | None) -> list[Event]:
-    """The events at one start in the order they happened."""
-    loads = [event for event in group if not event.unload]
-    ends: dict[int, Event] = {}
-    leading: list[Event] = []
-    for unload in (event for event in group if event.unload):
-        load = _load_of(unload, [load for load in loads if load.at not in ends])
-        if before is not None and _ends(unload, before, load, loads):
-            before = None
-            leading.append(unload)
-        elif load is not None:
-            ends[load.at] = unload
-        else:
-            leading.append(unload)
-    if all(load.prog_id is not None for load in loads):
-        # Ids ascend and go round once in 2^31 programs, which is then one drain wrong.
-        loads.sort(key=lambda load: load.prog_id or 0)
-    # One that is still there took the place last.
-    loads.sort(key=lambda load: load.at not in ends)
-    ordered = leading
-    for load in loads:
-        ordered.append(load)
-        if load.at in ends:
-            ordered.append(ends[load.at])
-    return ordered
-
-
-def _load_of(unload: Event, loads: list[Event]) -> Event | None:
-    """The load in the same drain that an unload can be the end of."""
-    fitting = [
-        load
-        for load in loads
-        if not load.there
-        and not (load.ring == unload.ring and load.at > unload.at)
-        and agree(unload, load.name, load.prog_id)
-    ]
-    for load in fitting:
-        if load.prog_id is not None and load.prog_id == unload.prog_id:
-            return load
-    return fitting[0] if fitting else None
-
-
-def _ends(
-    unload: Event, before: tuple[str, int | None], load: Event | None, loads: list[Event]
-) -> bool:
-    """Whether an unload is the end of what was there before, rather than of ``load``."""
-    name, prog_id = before
-    if not agree(unload, name, prog_id):
-        return False
-    if load is None or (prog_id is not None and prog_id == unload.prog_id):
-        return not any(prog_id is not None and load.prog_id == prog_id for load in loads)
-    return load.prog_id is None or load.prog_id not in (unload.prog_id, prog_id)
-
+    #: Name and program id of a symbol; the id is None where it is not known.
+    Known = tuple[str, Optional[int]]
+    Item = Union["Event", BpfEvent]
 
 #: The granule of an image's length in a record, whatever its true length is.
 _IMAGE_LENGTH = 4096
@@ -193,14 +61,58 @@ _OOL_MODULES = {
 }
 
 
+@dataclass(eq=False)
+class Event:
+    """A load or unload while its program and its order are worked out."""
+
+    start: int
+    length: int
+    name: str
+    type: int
+    is_unload: bool
+    ring: int
+    #: Counts the events of the drain, ring by ring.
+    number: int
+    earliest: int
+    latest: int = 0
+    prog_id: int | None = None
+    #: Whether the program was still in the kernel after the drain; None if that is not known.
+    is_loaded: bool | None = None
+    #: One of several that a BPF_EVENT may have been about.
+    is_ambiguous: bool = False
+    #: How many changes at the same start came after this one.
+    followers: int = 0
+    #: The name it was reported under, once it was.
+    reported: str = ""
+
+    @property
+    def tag(self) -> str:
+        """The tag in its name, ``""`` without one."""
+        parts = split_bpf_name(self.name)
+        return parts[0] if parts is not None else ""
+
+    def lacks_program(self) -> bool:
+        """Whether this is a program's load whose BPF_EVENT has not been seen."""
+        if self.is_unload or self.prog_id is not None or self.type != KSYMBOL_BPF:
+            return False
+        return bpf_kind(self.name) == BPF_PROG
+
+    def can_be_of(self, name: str, prog_id: int | None) -> bool:
+        """Whether it can be about the symbol of this name and program id."""
+        if self.prog_id is not None and prog_id is not None:
+            return self.prog_id == prog_id
+        return not self.name or name in ("", self.name) or UNNAMED_BPF in (name, self.name)
+
+
 class Sideband:
-    """Turns records into changes; remembers what is live to tell whose end an end is."""
+    """Turns records into changes; remembers what is loaded to know what an unload ends."""
 
     def __init__(self, reader: ProgramReader | None = None) -> None:
         self._reader = reader or ProgramReader()
-        #: Start to (name, program id) of what is there.
-        self.live: dict[int, tuple[str, int | None]] = {}
-        self._waiting: list[Event] = []
+        #: What is loaded, by start.
+        self.live: dict[int, Known] = {}
+        #: Loads of the drain before that were reported without a program.
+        self._without_program: list[Event] = []
 
     def know(self, loads: Iterable[Load]) -> None:
         """Take in a snapshot."""
@@ -213,45 +125,45 @@ class Sideband:
         """The changes of one drain: each ring's records, and the window they fall in.
 
         They come by ``latest``, at one start in the order they happened, and of those
-        with the same ``latest`` unloads first. A load that could only now be given to
-        its program comes a second time, with the id.
+        with the same ``latest`` unloads first. A load whose program is known only now
+        comes a second time, with the id.
         """
         events: list[Event] = []
-        lanes = [_lane(records, ring, earliest, events) for ring, records in enumerate(rings)]
-        strays: list[ProgramInfo] = []
-        for lane in lanes:
-            self._claim_loads(lane, strays)
-        again = self._claim_strays(strays, events) if strays else []
-        here: Here = {
+        by_ring = [_items(records, ring, earliest, events) for ring, records in enumerate(rings)]
+        incomplete: list[ProgramInfo] = []
+        for items in by_ring:
+            self._identify_loads(items, incomplete)
+        again = self._complete(incomplete, events) if incomplete else []
+        names = {
             (event.start, event.prog_id): event.name
             for event in events
-            if not event.unload and event.prog_id is not None
+            if not event.is_unload and event.prog_id is not None
         }
-        for lane in lanes:
-            self._claim_unloads(lane, here)
-        self._waiting = [event for event in events if event.awaits_program()]
+        for items in by_ring:
+            self._identify_unloads(items, names)
+        self._without_program = [event for event in events if event.lacks_program()]
         return again + [_change(event, latest) for event in in_order(events, self.live)]
 
-    def _claim_loads(self, lane: list[Event | BpfEvent], strays: list[ProgramInfo]) -> None:
-        """Give the loads that a BPF_EVENT follows to its program."""
+    def _identify_loads(self, items: list[Item], incomplete: list[ProgramInfo]) -> None:
+        """Give the loads in one ring the ids of their programs.
+
+        Programs some of whose functions are not in this ring join ``incomplete``.
+        """
         pending: deque[Event] = deque(maxlen=_MOST_PENDING)
-        for item in lane:
+        for item in items:
             if isinstance(item, Event):
-                if not item.unload:
+                if not item.is_unload:
                     pending.append(item)
             elif item.type == PROG_LOAD:
-                program, there = self._look_up(item)
+                program, is_loaded = self._look_up(item)
                 if program is None:
-                    _claim_by_tag(item, pending, there)
-                    continue
-                wanted = {start: at for at, (start, _) in enumerate(program.functions)}
-                self._give(program, wanted, reversed(pending))
-                if wanted:
-                    # The task moved while it announced the program: look elsewhere.
-                    strays.append(program)
+                    _identify_by_tag(item, pending, is_loaded)
+                elif self._give(program, reversed(pending)):
+                    # The task moved to another CPU while it announced the program.
+                    incomplete.append(program)
 
     def _look_up(self, record: BpfEvent) -> tuple[ProgramInfo | None, bool | None]:
-        """The program, if bpf(2) tells where it is; and whether it is there, if known."""
+        """The program, if bpf(2) shows where it is; whether it is loaded, if that is known."""
         try:
             program = self._reader.program(record.id)
         except SourceError:
@@ -260,124 +172,190 @@ class Sideband:
             return None, False
         return (program if program.functions else None), True
 
-    def _claim_strays(self, programs: list[ProgramInfo], events: list[Event]) -> list[Load]:
+    def _complete(self, programs: list[ProgramInfo], events: list[Event]) -> list[Load]:
         """Find programs' loads in all rings, and among those reported without an id."""
         for program in programs:
-            wanted = {start: at for at, (start, _) in enumerate(program.functions)}
-            self._give(program, wanted, reversed(events))
-            self._give(program, wanted, reversed(self._waiting))
-        late = [event for event in self._waiting if event.prog_id is not None]
+            self._give(program, chain(reversed(events), reversed(self._without_program)))
+        late = [event for event in self._without_program if event.prog_id is not None]
         for event in late:
             if self.live.get(event.start) == (event.reported or UNNAMED_BPF, None):
                 self.live[event.start] = (event.name, event.prog_id)
         return [_load(event, event.latest) for event in late]
 
-    def _give(self, program: ProgramInfo, wanted: dict[int, int], events: Iterable[Event]) -> None:
-        """Give events, the latest first, to the functions of a program that is there."""
+    def _give(self, program: ProgramInfo, events: Iterable[Event]) -> bool:
+        """Give loads, the latest first, the id of a loaded program; whether some are missing."""
+        wanted = {start: index for index, (start, _) in enumerate(program.functions)}
         for event in events:
-            at = wanted.get(event.start)
-            if at is None or event.unload:
+            index = wanted.get(event.start)
+            if index is None or event.is_unload:
                 continue
-            if event.prog_id is None and _can_be(event, program, at):
-                self._identify(event, program, at)
+            if event.prog_id is None and _can_be(event, program, index):
+                self._identify(event, program, index)
             if event.prog_id == program.id:
                 del wanted[event.start]
                 if not wanted:
-                    return
+                    break
+        return bool(wanted)
 
-    def _identify(self, event: Event, program: ProgramInfo, at: int) -> None:
+    def _identify(self, event: Event, program: ProgramInfo, index: int) -> None:
         event.prog_id = program.id
-        event.there = True
-        event.length = program.functions[at][1]
+        event.is_loaded = True
+        event.length = program.functions[index][1]
         event.earliest = max(event.earliest, program.load_time)
-        parts = split_bpf_name(event.name)
-        if parts is None or parts[0] != program.tags[at]:
-            # A main program without a name, or a subprogram with the main one's: heal.
+        if event.tag != program.tags[index]:
+            # A main program without a name, or a subprogram with the main one's.
             try:
                 names = self._reader.function_names(program.id)
             except SourceError:
                 names = []
-            event.name = names[at] if at < len(names) else ""
+            event.name = names[index] if index < len(names) else ""
 
-    def _claim_unloads(self, lane: list[Event | BpfEvent], here: Here) -> None:
-        """Give the unloads that a BPF_EVENT follows to its program."""
+    def _identify_unloads(self, items: list[Item], names: dict[tuple[int, int], str]) -> None:
+        """Give the unloads in one ring the ids of their programs.
+
+        ``names`` are those of this drain's loads, by start and program.
+        """
         pending: deque[Event] = deque(maxlen=_MOST_PENDING)
-        for item in lane:
+        for item in items:
             if isinstance(item, Event):
-                if item.unload:
+                if item.is_unload:
                     pending.append(item)
             elif item.type == PROG_UNLOAD and item.id:
-                sure = False
-                for event in pending:
-                    if event.prog_id is None and self._ends_program(event, item.id, here):
-                        sure = True
-                if not sure:
-                    _claim_by_tag(item, pending, None)
+                free = [event for event in pending if event.prog_id is None]
+                if not [event for event in free if self._ends_program(event, item.id, names)]:
+                    _identify_by_tag(item, pending, None)
 
-    def _ends_program(self, event: Event, prog_id: int, here: Here) -> bool:
-        """Give an unload to a program that is known to have been at its start."""
-        name = here.get((event.start, prog_id))
+    def _ends_program(self, event: Event, prog_id: int, names: dict[tuple[int, int], str]) -> bool:
+        """Give an unload the id of a program that is known to have been at its start."""
+        name = names.get((event.start, prog_id))
         if name is None:
-            known, known_id = self.live.get(event.start, ("", None))
+            name, known_id = self.live.get(event.start, ("", None))
             if known_id != prog_id:
                 return False
-            name = known
         event.prog_id = prog_id
         # The name it was loaded under: kernels that announce a wrong one do so twice.
         event.name = name
         return True
 
 
-def _lane(
-    records: Iterable[Record], ring: int, earliest: int, events: list[Event]
-) -> list[Event | BpfEvent]:
-    """One ring's records with events in place of KSYMBOLs; these join ``events``."""
-    lane: list[Event | BpfEvent] = []
+def _items(records: Iterable[Record], ring: int, earliest: int, events: list[Event]) -> list[Item]:
+    """One ring's BPF_EVENTs, and events in place of its KSYMBOLs; all of these join ``events``."""
+    items: list[Item] = []
     for record in records:
         if isinstance(record, BpfEvent):
-            lane.append(record)
+            items.append(record)
         # Without a length it is not JITed, and the address is the interpreter's.
         elif isinstance(record, KSymbol) and record.length:
-            event = Event(record, ring, len(events), earliest)
+            event = Event(
+                record.start, record.length, record.name, record.type,
+                record.unregister, ring, len(events), earliest,
+            )  # fmt: skip
             events.append(event)
             if record.type == KSYMBOL_BPF:
-                lane.append(event)
-    return lane
+                items.append(event)
+    return items
 
 
-def _claim_by_tag(record: BpfEvent, events: Iterable[Event], there: bool | None) -> None:
+def _identify_by_tag(record: BpfEvent, events: Iterable[Event], is_loaded: bool | None) -> None:
     """Without bpf(2)'s help: the main function is the one with the tag, if one alone is."""
-    free = [event for event in events if event.prog_id is None and not event.doubtful]
-    mains = [event for event in free if _tag(event) == record.tag]
+    free = [event for event in events if event.prog_id is None and not event.is_ambiguous]
+    mains = [event for event in free if event.tag == record.tag]
     mains = mains or [event for event in free if not event.name]
     if len(mains) == 1:
         mains[0].prog_id = record.id
-        mains[0].there = there
+        mains[0].is_loaded = is_loaded
         return
     # The same name several times over: either one program was loaded as often, or its
     # subprograms were announced under the main function's name (Linux 5.7 to 6.0).
-    for at, event in enumerate(mains):
-        event.doubtful = True
-        if at and not event.unload:
+    for number, event in enumerate(mains):
+        event.is_ambiguous = True
+        if number and not event.is_unload:
             event.name = ""
 
 
-def _tag(event: Event) -> str:
-    parts = split_bpf_name(event.name)
-    return parts[0] if parts is not None else ""
-
-
-def _can_be(event: Event, program: ProgramInfo, at: int) -> bool:
+def _can_be(event: Event, program: ProgramInfo, index: int) -> bool:
     """Whether a load can be that of this function of a program."""
     if event.type != KSYMBOL_BPF:
         return False
     # Early kernels announce the main function under its own tag (Linux 5.0 to 5.6).
-    return not event.name or _tag(event) in (program.tag, program.tags[at], program.split_tag)
+    return not event.name or event.tag in (program.tag, program.tags[index], program.split_tag)
+
+
+def in_order(events: list[Event], live: dict[int, Known]) -> list[Event]:
+    """The events in the order in which they happened; ``live`` is brought up to date."""
+    by_start: dict[int, list[Event]] = {}
+    for event in events:
+        by_start.setdefault(event.start, []).append(event)
+    for start, found in by_start.items():
+        group = found
+        if len(group) > 1:
+            group = _sequence(found, live.get(start))
+            earliest = 0
+            for index, event in enumerate(group):
+                event.followers = len(group) - 1 - index
+                earliest = event.earliest = max(event.earliest, earliest)
+        last = group[-1]
+        if not last.is_unload:
+            live[start] = (last.name or UNNAMED_BPF, last.prog_id)
+        elif start in live and (len(group) > 1 or last.can_be_of(*live[start])):
+            del live[start]
+    return sorted(events, key=lambda event: (-event.followers, not event.is_unload))
+
+
+def _sequence(group: list[Event], before: Known | None) -> list[Event]:
+    """The events at one start in the order they happened; ``before`` is what was there."""
+    loads = [event for event in group if not event.is_unload]
+    unloads: dict[int, Event] = {}
+    ordered: list[Event] = []
+    for unload in (event for event in group if event.is_unload):
+        load = _load_of(unload, [load for load in loads if load.number not in unloads])
+        if before is not None and _ends(unload, before, load, loads):
+            before = None
+            ordered.append(unload)
+        elif load is not None:
+            unloads[load.number] = unload
+        else:
+            ordered.append(unload)
+    if all(load.prog_id is not None for load in loads):
+        # Ids ascend and go round once in 2^31 programs, which is then one drain wrong.
+        loads.sort(key=lambda load: load.prog_id or 0)
+    # One that is still loaded came last.
+    loads.sort(key=lambda load: load.number not in unloads)
+    for load in loads:
+        ordered.append(load)
+        if load.number in unloads:
+            ordered.append(unloads[load.number])
+    return ordered
+
+
+def _load_of(unload: Event, loads: list[Event]) -> Event | None:
+    """The load in the same drain that an unload can be the end of."""
+    fitting = [
+        load
+        for load in loads
+        if not load.is_loaded
+        and not (load.ring == unload.ring and load.number > unload.number)
+        and unload.can_be_of(load.name, load.prog_id)
+    ]
+    for load in fitting:
+        if load.prog_id is not None and load.prog_id == unload.prog_id:
+            return load
+    return fitting[0] if fitting else None
+
+
+def _ends(unload: Event, before: Known, load: Event | None, loads: list[Event]) -> bool:
+    """Whether an unload is the end of what was there before, rather than of ``load``."""
+    if not unload.can_be_of(*before):
+        return False
+    _, prog_id = before
+    if load is None or (prog_id is not None and prog_id == unload.prog_id):
+        return not any(prog_id is not None and load.prog_id == prog_id for load in loads)
+    return load.prog_id is None or load.prog_id not in (unload.prog_id, prog_id)
 
 
 def _change(event: Event, latest: int) -> Load | Unload:
-    event.latest = latest - event.rank
-    if event.unload:
+    event.latest = latest - event.followers
+    if event.is_unload:
         name = event.name if event.name and event.name != UNNAMED_BPF else None
         earliest = min(event.earliest, event.latest)
         return Unload(event.start, earliest, event.latest, name, event.prog_id)
