@@ -279,7 +279,7 @@ def _history(rnd, steps):
             yield start, tag, prog_id, True
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 12), st.integers(0, 8), st.integers(1, 3))
 def test_any_spread_over_cpus_comes_out_in_an_order_that_can_have_been(rnd, steps, earlier, cpus):
     history = list(_history(rnd, earlier + steps))
