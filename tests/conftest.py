@@ -8,6 +8,7 @@ import signal
 import sys
 
 import pytest
+from hypothesis import settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 if REPO not in sys.path:
     sys.path.insert(0, REPO)
+
+# A busy machine is slow; that says nothing about an example.
+settings.register_profile("without_deadline", deadline=None)
+settings.load_profile("without_deadline")
 
 
 @pytest.fixture(autouse=True)

@@ -96,7 +96,7 @@ def lifetime_from(row: tuple) -> Lifetime:
     st.lists(st.tuples(_TIME, _TIME, st.text(max_size=9)), max_size=4),
     st.lists(st.tuples(_TIME, _TIME, _TIME, st.one_of(st.none(), _TIME)), max_size=4),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_is_written_is_read_back(rows: list, gaps: list, instants: list) -> None:
     lifetimes = [lifetime_from(row) for row in rows]
     losses = [Loss(min(one, two), max(one, two), cause, 3) for one, two, cause in gaps]
@@ -130,7 +130,7 @@ def whole(one: Lifetime) -> tuple:
 
 
 @given(histories(images=True), st.booleans(), st.integers(0, 60))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_past_answers_as_the_timeline_did(held: list[Held], gap: bool, since: int) -> None:
     """Symbols that run over a page's end and images that reach over it among them."""
     changes: list = list(changes_of(held))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ksym_plugin.kernel.bpf_prog import rows_of, rows_with_lines
@@ -20,7 +20,6 @@ def functions(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 
 @given(functions(), st.lists(st.integers(-4, 0xA10), max_size=30))
-@settings(deadline=None)
 def test_a_row_belongs_to_the_function_that_holds_its_address(
     held: list[tuple[int, int]], offsets: list[int]
 ) -> None:
@@ -49,7 +48,6 @@ def blob_with(strings: bytes) -> bytes:
         max_size=20,
     )
 )
-@settings(deadline=None)
 def test_lines_and_columns_are_taken_apart(rows: list[tuple[int, int, int, int, int]]) -> None:
     blob = blob_with(b"\0file.c\0\0  text \0")
     records = b"".join(

@@ -112,7 +112,7 @@ def test_a_file_that_is_not_there_is_said_not_kept(cache: Path, tmp_path: Path) 
     assert not cache.exists()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_a_damaged_entry_is_none_and_written_anew(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -151,7 +151,7 @@ def packed(words: list[int], width: int) -> bytes:
     return b"".join((word % (1 << 8 * width)).to_bytes(width, sys.byteorder) for word in words)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_a_forged_entry_gives_no_wrong_lengths(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

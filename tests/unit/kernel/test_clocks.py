@@ -93,7 +93,7 @@ READINGS = st.lists(
 
 
 @given(READINGS, st.lists(st.integers(-(10**9), 10**11), min_size=2, max_size=10))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_places_are_monotone_exact_at_readings_and_between_neighbours(
     steps: list[tuple[int, int]], times: list[int]
 ) -> None:

@@ -161,7 +161,7 @@ def test_a_file_without_dwarf_has_no_lines(tmp_path: Path) -> None:
     assert said == [f"{path} has no debug information (DWARF), so no line of the kernel is known"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_damaged_dwarf_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -106,7 +106,7 @@ _SYMS = st.lists(
 
 
 @given(_SYMS, st.integers(-2, 70))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_finds_what_a_linear_search_finds(tmp_path: Path, syms: list[Sym], offset: int) -> None:
     address = BASE + offset
     found = elf_of(tmp_path, *syms).find(address)
@@ -160,7 +160,7 @@ def test_what_is_no_elf_is_said(data: bytes, tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     whole = bytearray(vmlinux([Sym("_text", TEXT, 0, NOTYPE), Sym("f", BASE, 16)]))
     for _ in range(data.draw(st.integers(1, 3))):

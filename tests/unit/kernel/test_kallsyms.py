@@ -106,7 +106,7 @@ def as_text(rows: list[Row], gap: str = "\t") -> str:
 
 
 @given(rows=tables, gap=st.sampled_from(["\t", "   "]), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_find_equals_a_linear_scan(rows: list[Row], gap: str, data: st.DataObject) -> None:
     text = as_text(rows, gap)
     table = Kallsyms.parse(text.encode())
@@ -119,7 +119,7 @@ def test_find_equals_a_linear_scan(rows: list[Row], gap: str, data: st.DataObjec
 
 
 @given(rows=tables)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_by_name_finds_every_line_of_that_name(rows: list[Row]) -> None:
     table = Kallsyms.parse(as_text(rows).encode())
     for name in ("alpha", "s_next", "init_module", "absent"):
@@ -128,7 +128,7 @@ def test_by_name_finds_every_line_of_that_name(rows: list[Row]) -> None:
 
 
 @given(rows=tables, data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_spelling_of_a_table_makes_no_difference(rows: list[Row], data: st.DataObject) -> None:
     text = as_text(rows)
     plain = Kallsyms.parse(text.encode())
@@ -170,7 +170,7 @@ fragments = st.sampled_from(
 
 
 @given(st.one_of(st.binary(max_size=200), st.lists(fragments, max_size=30).map(b"".join)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_bytes_make_it_raise(data: bytes) -> None:
     table = Kallsyms.parse(data)
     for address in (0, 0xC0100004, 0xFFFFFFFF81000004, (1 << 64) - 1, 1 << 70, -5):

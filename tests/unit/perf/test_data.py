@@ -188,7 +188,7 @@ def test_every_truncation(tmp_path: Path) -> None:
         assert width <= whole[4]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(

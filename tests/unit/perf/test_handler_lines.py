@@ -180,7 +180,7 @@ NASTY = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(NASTY, st.integers(1, 1 << 22), NASTY, st.booleans(), st.booleans())
 def test_readers_of_perf_s_text_see_no_more_than_without(
     file: str, line: int, words: str, traced: bool, is_first: bool
@@ -214,7 +214,7 @@ def folded(printed: bytes) -> list[bytes]:
     return list(folder.sums.lines())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(NASTY, st.integers(1, 1 << 22))
 def test_folded_stacks_are_split_by_no_file(file: str, line: int) -> None:
     stream = io.StringIO()

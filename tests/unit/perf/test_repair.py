@@ -152,7 +152,6 @@ def test_any_bytes_come_out_as_they_went_in(text: bytes) -> None:
 
 
 @given(st.lists(st.sampled_from([b"a", b"ffffffff81000404", b"", b" ", b"_[k]", b"\xff", b"<"])))
-@settings(deadline=None)
 def test_only_addresses_change(frames: list[bytes]) -> None:
     line = b";".join(frames) + b" 12"
     wanted = [b"alpha" if frame == b"ffffffff81000404" else frame for frame in frames]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ksym_plugin.perf import text
@@ -172,7 +172,6 @@ def test_what_is_no_frame(line: bytes) -> None:
 
 
 @given(st.binary(max_size=80), st.booleans())
-@settings(deadline=None)
 def test_any_line_is_read(line: bytes, is_start: bool) -> None:
     parsed = text.parse(line, is_start)
     if isinstance(parsed, text.FrameLine):
@@ -196,7 +195,6 @@ def test_the_corpus_holds_little_else(path) -> None:
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(1, 9), max_size=30))
-@settings(deadline=None)
 def test_lines_are_cut_out_whole(data: bytes, sizes: list[int]) -> None:
     cutter, got, at = Cutter(), b"", 0
     for size in [*sizes, len(data) or 1]:

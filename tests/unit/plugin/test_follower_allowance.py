@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ksym_plugin.plugin.follower import Allowance
@@ -37,7 +37,6 @@ def test_after_a_storm_there_is_no_rest_that_goes_on() -> None:
 
 
 @given(STEPS)
-@settings(deadline=None)
 def test_it_uses_no_more_than_its_share_unless_the_longest_rest_is_too_short(
     steps: list[tuple[int, int]],
 ) -> None:

@@ -13,7 +13,7 @@ from tests.unit.hosts import Listener, Offers, Schedule, fds, tasks, wait_until
 from tests.unit.plugin.test_plugin import statics
 
 THREADS = 8
-LOOK_UPS = 100_000
+LOOK_UPS = 20_000
 BATCH = 20
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
@@ -33,7 +33,6 @@ def slowly(rows: list[Row], offset: int) -> Row | None:
 
 
 @given(st.lists(_ROWS, max_size=5), st.integers(0, 6), st.integers(0, 320))
-@settings(deadline=None)
 def test_finds_what_a_linear_search_finds(
     functions: list[list[Row]], number: int, offset: int
 ) -> None:
@@ -62,7 +61,6 @@ def test_same_rows_make_the_same_bytes() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None)
 def test_any_bytes_unpack_to_something_harmless(data: bytes) -> None:
     for table in (unpack_lines(data), unpack_lines(zlib.compress(data))):
         assert isinstance(table, LineTable)
@@ -71,7 +69,6 @@ def test_any_bytes_unpack_to_something_harmless(data: bytes) -> None:
 
 
 @given(st.lists(_ROWS, min_size=1, max_size=3), st.data())
-@settings(deadline=None)
 def test_a_damaged_table_is_harmless(functions: list[list[Row]], data: st.DataObject) -> None:
     plain = bytearray(zlib.decompress(pack_lines(functions)))
     at = data.draw(st.integers(0, len(plain) - 1))
@@ -104,7 +101,6 @@ def rows(found: list[tuple[int, int, list[str]]]) -> list[tuple[int, int, str]]:
     return [(start, length, name) for start, length, names in found for name in names]
 
 
-@settings(deadline=None)
 @given(functions())
 def test_each_offset_has_the_function_that_holds_it(found: list) -> None:
     table = PackedFunctions(pack_functions(rows(found)))
@@ -127,7 +123,6 @@ def test_a_function_goes_on_behind_one_that_lies_within() -> None:
     assert told == [outer, outer, inner, inner, outer, outer, None]
 
 
-@settings(deadline=None)
 @given(functions(), functions())
 def test_equal_functions_have_one_digest(one: list, other: list) -> None:
     first, second = (PackedFunctions(pack_functions(rows(each))) for each in (one, other))

@@ -130,7 +130,7 @@ def test_static_answers_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @given(histories(images=True))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_answers_with_a_warm_cache_equal_those_of_a_fresh_one(held: list[Held]) -> None:
     past = Timeline()
     warm = Resolver(past, Kallsyms.parse(TABLE))

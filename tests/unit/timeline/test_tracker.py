@@ -149,7 +149,7 @@ def play(stage: Stage, what: str, slot: int) -> None:
 
 
 @given(st.lists(STEP, max_size=40), st.lists(CHANGE, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_outside_gaps_the_answers_are_what_the_kernel_held(steps: list, meanwhile: list) -> None:
     stage = Stage()
     kernel, tracker = stage.kernel, stage.tracker
