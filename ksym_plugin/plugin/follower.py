@@ -236,7 +236,7 @@ class Follower:
     def after_fork_in_child(self) -> None:
         """Keep the table, give back what only the parent may use."""
         self._is_forked = self._is_patient = True
-        self.table.tracker.doubt(time.monotonic_ns())
+        self.table.tracker.lose_track(time.monotonic_ns())
         self.table.take_news()
         self.table.lock.release()
         # Whoever held these is not here any more.
@@ -281,7 +281,7 @@ class Follower:
                 tracker.read(_Guarded(source, self._pipe))
         except Exception as error:  # noqa: BLE001 - any source's; for the thread to deal with
             self._failure = error
-            tracker.doubt(tracker.covered)
+            tracker.lose_track(tracker.covered)
             return False
         finally:
             self._asking = 0
@@ -364,7 +364,7 @@ class Follower:
 
     def _fail(self, error: BaseException) -> bool:
         """The source is no more; whether to try again."""
-        self.table.tracker.doubt(self.table.tracker.covered)
+        self.table.tracker.lose_track(self.table.tracker.covered)
         is_ours = self._pipe.is_ours() and not isinstance(error, Disowned)
         with self._using:
             self._give_back(is_ours)

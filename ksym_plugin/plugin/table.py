@@ -65,7 +65,7 @@ class Table:
         self.lock = threading.RLock()
         self.generation = 0
         self.tracker = Tracker(now, self._note, self.lock)
-        self.tracker.doubt(0)
+        self.tracker.lose_track(0)
         self._statics: Kallsyms | None = None
         self._resolver = Resolver(self.tracker.timeline)
         self._instants: deque[Instant] = deque(maxlen=_INSTANTS)

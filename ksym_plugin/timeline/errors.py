@@ -1,7 +1,7 @@
-"""Errors that say how to mend them.
+"""Errors that name a problem and its remedy.
 
-A miss while naming an address is never an exception: see ``symbols.Reason``. What is
-raised here means that a whole source of answers cannot be used.
+An address without a name is never an exception: see ``symbols.Reason``. These errors mean
+that a whole source of answers cannot be used.
 """
 
 from __future__ import annotations

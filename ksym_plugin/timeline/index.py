@@ -13,8 +13,8 @@ Symbols over one address have centers at different levels, some ten for symbols 
 two or three as a rule. What is wider than 64 KB, as modules are, has buckets of its own,
 listed by page: a module of 4 MB would have 65,536 chunks.
 
-A symbol whose end is only an upper bound is indexed by its start alone. It is listed by
-page as well, for the question which of them may reach an address.
+A symbol whose end is only an upper bound is indexed by its start alone, and by the pages
+that it may reach.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class Bucket:
     """Lifetimes that share a byte, in load order.
 
-    Each of them took the place of the one before: of those loaded by a given time only
-    the last can still be there, and none behind it need be looked at.
+    Each of them replaced the one before. So of those loaded by a given time only the last
+    can still be there, and no earlier one need be looked at.
     """
 
     __slots__ = ("first", "last", "lifetimes", "times", "widest_window")
@@ -141,7 +141,7 @@ class AddressIndex:
         self.open_pages: dict[int, list[int]] = {}
         #: Numbers of the areas of 2 MB in which BPF symbols started.
         self.areas: set[int] = set()
-        #: The same pages to all starts in them, ascending.
+        #: The page numbers of ``open_pages`` to all starts in them, ascending.
         self._starts_in: dict[int, list[int]] = {}
         self._by_center: dict[int, Bucket] = {}
         self._wide_by_center: dict[int, Bucket] = {}
@@ -197,7 +197,7 @@ class AddressIndex:
         return number in areas or number - 1 in areas or number + 1 in areas
 
     def starting_between(self, low: int, high: int) -> Iterator[list[Lifetime]]:
-        """What started from ``high`` down to ``low``, both inclusive, on pages that are open."""
+        """What started from ``high`` down to ``low``, inclusive, on pages of ``open_pages``."""
         for page in range(high >> PAGE_SHIFT, (low >> PAGE_SHIFT) - 1, -1):
             starts = self._starts_in[page]
             within = starts[bisect_left(starts, low) : bisect_right(starts, high)]
@@ -219,7 +219,7 @@ class AddressIndex:
             insort(starts, start)
 
     def _started_in(self, page: int, opener: int) -> list[int]:
-        """All starts in a page that the open-ended symbol from ``opener`` is the first to reach."""
+        """All starts in a page; an open-ended symbol from ``opener`` is the first to reach it."""
         first = page * _PAGE_CHUNKS
         chunks = range(first, first + _PAGE_CHUNKS)
         listed = [self.by_chunk.get(chunk, ()) for chunk in chunks]

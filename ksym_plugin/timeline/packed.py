@@ -1,4 +1,4 @@
-"""Columns of numbers and text packed into bytes; and so the functions of a module."""
+"""Columns of numbers and text packed into bytes, and a module's functions packed so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORD = 4
 #: A program can have a million instructions, and so many rows at the most. The largest
 #: modules have some 10,000 functions, whose names make half a megabyte.
 _MOST_BYTES = 1 << 26
-#: Of the functions that begin before an offset, so many are asked whether they reach it.
+#: How many of the functions that begin before an offset are checked for reaching it.
 _MOST_BACK = 64
 
 
@@ -53,7 +53,7 @@ def unpack_columns(data: bytes, groups: Sequence[int]) -> tuple[list[array[int]]
 
 
 def _decompressed(data: bytes) -> bytes:
-    """Nothing for what is cut off or too much: a name would be cut off as well."""
+    """The bytes that ``data`` was made of; none if it is damaged, cut off or too long."""
     unpacker = zlib.decompressobj()
     try:
         plain = unpacker.decompress(data, _MOST_BYTES)
@@ -70,7 +70,7 @@ def _words(data: bytes, first: int, number: int) -> array[int]:
 
 
 def portable(words: array[int]) -> array[int]:
-    """Little-endian where it is stored: histories go from host to host."""
+    """In little-endian order, as they are stored: histories go from host to host."""
     if sys.byteorder != "little":
         words.byteswap()
     return words
@@ -102,7 +102,7 @@ class PackedFunctions:
     @property
     def digest(self) -> bytes:
         """The same for the same functions."""
-        # Here, because who only looks up has no use for it.
+        # Imported here: looking up does not need it.
         from hashlib import blake2b
 
         return blake2b(self.data, digest_size=16).digest()
@@ -124,7 +124,7 @@ class PackedFunctions:
         return [self._name(each) for each in range(at, bisect_right(starts, starts[at]))]
 
     def is_like(self, other: PackedFunctions) -> bool:
-        """Whether both have the same names at the same places; lengths may be another source's."""
+        """Whether both have the same names at the same offsets, whatever the lengths."""
         mine, theirs = self._unpacked(), other._unpacked()
         return set(zip(mine, self._names)) == set(zip(theirs, other._names))
 
@@ -143,23 +143,16 @@ class PackedFunctions:
     def _unpacked(self) -> array[int]:
         """The starts; they and all else are unpacked once they are asked for."""
         if self._starts is None:
-            self._starts, self._lengths, self._names = _unpack_functions(self.data)
+            (starts, lengths), names = unpack_columns(self.data, (2,))
+            if len(names) != len(starts):
+                starts, lengths, names = array("I"), array("I"), []
+            self._starts, self._lengths, self._names = starts, lengths, names
         return self._starts
 
 
 def pack_functions(functions: Iterable[FunctionRow]) -> bytes:
     """Functions in the order of their starts."""
-    starts, lengths = array("I"), array("I")
-    names: list[str] = []
-    for start, length, name in functions:
-        starts.append(start)
-        lengths.append(length)
-        names.append(name)
-    return pack_columns([(starts, lengths)], names)
-
-
-def _unpack_functions(data: bytes) -> tuple[array[int], array[int], list[bytes]]:
-    (starts, lengths), names = unpack_columns(data, (2,))
-    if len(names) != len(starts):
-        return array("I"), array("I"), []
-    return starts, lengths, names
+    rows = list(functions)
+    starts = array("I", [start for start, _, _ in rows])
+    lengths = array("I", [length for _, length, _ in rows])
+    return pack_columns([(starts, lengths)], [name for _, _, name in rows])

@@ -12,10 +12,6 @@ from __future__ import annotations
 from ksym_plugin.timeline.index import AddressIndex, index_of, loaded_by
 from ksym_plugin.timeline.symbols import MODULE, UNNAMED_BPF, Lifetime, Load, Symbol, Unload
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 #: Starts whose unloads are kept for loads still to come, and unloads kept for each.
 _MOST_ORPHANS = 4096
 _MOST_AT_ONE_START = 64
@@ -92,10 +88,10 @@ class Pairing:
         return lifetime
 
     def _match(self, same_start: list[Lifetime], unload: Unload) -> Lifetime | None:
-        """Whose unload this is: that of the last symbol surely loaded before it.
+        """The lifetime that an unload ends: the last one surely loaded before it.
 
-        Where windows overlap, and of two symbols that followed each other at one start
-        either might be meant, the unload is the first one's.
+        Where windows overlap, the unload may mean either of two symbols that followed each
+        other at one start. Then it is that of the first.
         """
         last = same_start[-1]
         if (
@@ -111,15 +107,14 @@ class Pairing:
         for lifetime in same_start[at:]:
             if lifetime.loaded_earliest > unload.latest:
                 break
-            if _agree(lifetime, unload) and (
-                lifetime.unloaded_latest is None or _same_id(lifetime, unload)
-            ):
+            has_id = unload.prog_id is not None and lifetime.prog_id == unload.prog_id
+            if has_id or (lifetime.unloaded_latest is None and _agree(lifetime, unload)):
                 return lifetime
         if before is None or not _agree(before, unload):
             return None
+        # It has ended already: this may be a second report of the same unload.
         known = before.unloaded_latest
-        again = known is not None and unload.earliest <= known
-        return before if again else None
+        return before if known is not None and unload.earliest <= known else None
 
     def _same_load(self, load: Load) -> Lifetime | None:
         """The lifetime that an earlier report of this very load began."""
@@ -131,7 +126,7 @@ class Pairing:
         return None
 
     def _narrow(self, lifetime: Lifetime, load: Load) -> None:
-        """Take from a second report of a load what it knows better."""
+        """Take from a second report of a load what it knows more exactly."""
         self.index.remove(lifetime)
         latest = min(lifetime.loaded_latest, load.latest)
         lifetime.loaded_earliest = min(max(lifetime.loaded_earliest, load.earliest), latest)
@@ -148,7 +143,7 @@ class Pairing:
         self._pair_anew(lifetime)
 
     def _pair_anew(self, lifetime: Lifetime) -> None:
-        """Give a lifetime what unloads arrived before it or went to the one before it."""
+        """Pair a lifetime with unloads that arrived before it, or ended the one before it."""
         start = lifetime.symbol.start
         same_start = self.index.starts[start]
         waiting = self._orphans.pop(start, [])
@@ -165,10 +160,10 @@ class Pairing:
         self._note_live(start)
 
     def _redate(self, lifetime: Lifetime) -> None:
-        """A symbol was loaded before it was unloaded, also where the load's report is vaguer.
+        """Have the load's window end with the unload: a symbol is loaded before it goes.
 
-        That also holds for one that a snapshot found, where it had gone, and another was in
-        its place, by the time the snapshot was complete.
+        The window of a load that a snapshot found ends when the snapshot is complete. By
+        then the symbol may have gone, and another may have its address.
         """
         until = lifetime.unloaded_latest
         latest = lifetime.loaded_by if until is None else min(lifetime.loaded_by, until)
@@ -208,10 +203,6 @@ def _clearly_later(load: Load, last: Lifetime) -> bool:
     return last.unloaded_latest is None or last.unloaded_latest < earliest
 
 
-def _same_id(lifetime: Lifetime, unload: Unload) -> bool:
-    return unload.prog_id is not None and lifetime.prog_id == unload.prog_id
-
-
 def _agree(lifetime: Lifetime, unload: Unload) -> bool:
     """Whether ``unload`` can mean this symbol: by program id, else by name, if known."""
     if lifetime.prog_id is not None and unload.prog_id is not None:
@@ -219,13 +210,13 @@ def _agree(lifetime: Lifetime, unload: Unload) -> bool:
     name = lifetime.symbol.name
     if unload.name == name:
         return True
-    # Who tells of modules names them: what has no name is of BPF.
+    # Unloads of modules always have a name: one without is of BPF.
     is_bpf = lifetime.symbol.kind != MODULE
     return is_bpf and (unload.name is None or UNNAMED_BPF in (name, unload.name))
 
 
 def _end_anew(lifetime: Lifetime, unload: Unload) -> Unload | None:
-    """Narrow the unload window; or if ``unload`` is an earlier one, what it displaces."""
+    """Narrow the unload window. Or, if ``unload`` is an earlier one, return what it displaces."""
     known, until = lifetime.unloaded_earliest, lifetime.unloaded_latest
     if known is None or until is None or unload.latest < known:
         displaced = lifetime.unload
@@ -236,13 +227,13 @@ def _end_anew(lifetime: Lifetime, unload: Unload) -> Unload | None:
     lifetime.unloaded_latest = min(until, unload.latest)
     lifetime.unloaded_earliest = min(max(known, unload.earliest), lifetime.unloaded_latest)
     if lifetime.unload is not None:
-        # Should it be paired anew, what both reports knew must not be lost.
+        # It may be paired anew: then what both reports knew is needed.
         lifetime.unload = _both(lifetime.unload, unload)
     return None
 
 
 def _both(one: Unload, other: Unload) -> Unload:
-    """What two reports of one unload say together."""
+    """Two reports of one unload as one."""
     latest = min(one.latest, other.latest)
     earliest = min(max(one.earliest, other.earliest), latest)
     prog_id = one.prog_id if one.prog_id is not None else other.prog_id
@@ -252,9 +243,7 @@ def _both(one: Unload, other: Unload) -> Unload:
 def _is_same_load(lifetime: Lifetime, load: Load) -> bool:
     if lifetime.prog_id is not None and load.prog_id is not None:
         return lifetime.prog_id == load.prog_id
-    if lifetime.unloaded_latest is not None:
-        return False
-    if lifetime.symbol.module != load.symbol.module:
+    if lifetime.unloaded_latest is not None or lifetime.symbol.module != load.symbol.module:
         return False
     name, other = lifetime.symbol.name, load.symbol.name
     if name != other and UNNAMED_BPF not in (name, other):

@@ -1,11 +1,11 @@
-"""What was followed, put right by what the kernel says when it is asked.
+"""Corrects a timeline by what the kernel answers when it is asked.
 
-A snapshot says what is there now: ``differences`` turns what is held live into that.
+``differences`` compares the live lifetimes with a snapshot: the changes between them.
 
-bpf(2) and BTF say what a program is called: ``heal`` gives its lifetimes their ids and
-names. Linux 0108a4e9f358 to 0be9ae5486cd announced main programs that have subprograms without
-a name, and some kernels before that gave subprograms the main one's. A function is the
-one that was loaded at its start after the loading of its program began.
+``heal`` gives the lifetimes of a program their id and names, from bpf(2) and BTF. Linux
+0108a4e9f358 to 0be9ae5486cd announced main programs that have subprograms without a name,
+and some kernels before that gave subprograms the main one's. A lifetime belongs to a program
+if it was loaded at the start of one of its functions after the loading of the program began.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def differences(
     lists_images: bool,
     times: tuple[int, int, int],
 ) -> list[Load | Unload | Loss]:
-    """The changes that turn what is held live into what a snapshot found.
+    """The changes that turn the live lifetimes, by start, into what a snapshot found.
 
-    All but programs are listed by kallsyms alone, where BPF may be hidden: their absence
-    counts only where it was seen to list BPF (``Source.lists_images``), or others of their
-    kind. What differs changed after the first of ``times``; the snapshot was taken between
-    the others.
+    Only kallsyms lists what is not a program, and it may hide BPF. So the absence of such a
+    symbol counts only where kallsyms was seen to list BPF (``Source.lists_images``), or other
+    symbols of its module. ``times`` are since when a difference can have come about, and when
+    the snapshot began and ended.
     """
     since, began, ended = times
     changes: list[Load | Unload | Loss] = []
@@ -49,15 +49,15 @@ def differences(
         load = found.get(start)
         if load is not None and _is_same(lifetime, load):
             continue
-        judged = lifetime.symbol.kind == BPF_PROG or lifetime.symbol.module in listed
-        if judged and lifetime.loaded_latest < began:
+        is_gone = lifetime.symbol.kind == BPF_PROG or lifetime.symbol.module in listed
+        if is_gone and lifetime.loaded_latest < began:
             earliest = max(since, lifetime.loaded_earliest)
             name, prog_id = lifetime.symbol.name, lifetime.prog_id
             changes.append(Unload(start, earliest, ended, name, prog_id))
     for start, load in found.items():
         known = live.get(start)
         if known is None or not _is_same(known, load):
-            # What was seen there before is not of a later time for being found again.
+            # A symbol that was known already keeps its own, earlier, window.
             load.earliest = min(max(load.earliest, since), load.latest)
         changes.append(load)
     return changes
@@ -70,7 +70,7 @@ def _is_same(lifetime: Lifetime, load: Load) -> bool:
 
 
 def heal(timeline: Timeline, program: ProgramDetails) -> list[Lifetime]:
-    """Give a program's lifetimes its id and its names; those that were changed."""
+    """Give a program's lifetimes its id and its names; returns those that changed."""
     changed = []
     for start, _, name in program.functions:
         lifetime = _function(timeline.started_at(start), program, name)
@@ -88,7 +88,7 @@ def heal(timeline: Timeline, program: ProgramDetails) -> list[Lifetime]:
 
 
 def _function(there: list[Lifetime], program: ProgramDetails, name: str) -> Lifetime | None:
-    """Of what began at a function's start the one that is the function, if that is sure."""
+    """Which of the lifetimes at a function's start is the function; None if that is not sure."""
     for lifetime in reversed(there):
         if lifetime.prog_id == program.id:
             return lifetime
@@ -98,22 +98,22 @@ def _function(there: list[Lifetime], program: ProgramDetails, name: str) -> Life
             ended is not None and ended < program.load_time
         ):
             continue
-        # Had another program the place first, that one was told of with its id; the place
-        # may also have gone to the next one already, which then is called otherwise.
+        # A program that was there first has its own id by now. One that came next and has
+        # been announced already has another name.
         fits = lifetime.prog_id is None and _can_be(lifetime.symbol.name, program, name)
         return lifetime if fits else None
     return None
 
 
 def _can_be(announced: str, program: ProgramDetails, name: str) -> bool:
-    """Whether the kernel can have announced a function so."""
+    """Whether the kernel can have announced a function under this name."""
     if announced in (UNNAMED_BPF, name):
         return True
     return _tag(announced) in (program.tag, _tag(name))
 
 
 def _is_better(name: str, known: str) -> bool:
-    """Whether ``name`` is the right one and ``known`` none, another function's or cut off."""
+    """Whether ``known`` is no name, another function's, or a shorter form of ``name``."""
     if not name or name == known:
         return False
     return known == UNNAMED_BPF or _tag(known) != _tag(name) or name.startswith(known)

@@ -26,8 +26,8 @@ OOL = "ool"
 BPF_MODULE = "[bpf]"
 
 #: How certain a name is. EXACT: no other symbol can have been there. GRACE: the symbol
-#: was unloaded before, but nothing has taken its place and it may still be running.
-#: GAP: changes may have been lost around that time.
+#: was unloaded before, but nothing has replaced it and it may still be running. GAP: changes
+#: may have been lost around that time.
 EXACT = "exact"
 GRACE = "grace"
 GAP = "gap"
@@ -214,7 +214,7 @@ class Lifetime:
 class Record(tuple[object, ...]):
     """A tuple whose items are attributes too, in the order of the class's annotations.
 
-    Nobody can change one. It is made faster than an object whose attributes are assigned.
+    It is immutable, and faster to make than an object whose attributes are assigned.
     """
 
     __slots__ = ()
@@ -244,13 +244,13 @@ class SourceLocation(Record):
 
 
 class Frame(Record):
-    """One stack entry with its name; nobody can change one.
+    """One stack entry with its name; immutable.
 
     ``offset`` is ``address - symbol.start``; ``module`` is ``[bpf]``, a module's name,
     or None for the core image; ``certainty`` is EXACT, GRACE or GAP. ``lifetime`` is that
-    of a symbol which comes and goes. ``location``, where in the source it is, is None unless
-    it was asked for and is known; so is ``traced``, the kernel function that a trampoline
-    belongs to.
+    of a symbol that comes and goes, None for a static one. ``location`` is its source location,
+    and ``traced`` the kernel function that a trampoline belongs to; both are None unless
+    asked for and known.
     """
 
     __slots__ = ()
@@ -302,7 +302,7 @@ class Reason:
 
 
 UNKNOWN_ADDRESS = Reason("no symbol is known at this address")
-#: Classic BPF is JITed into the same areas as programs and the kernel tells nobody.
+#: Classic BPF is JITed into the same areas as programs, and the kernel announces none of it.
 AMONG_BPF = Reason(
     "code without a name among BPF programs, as classic BPF filters (seccomp, sockets) are"
 )
@@ -310,7 +310,7 @@ IN_MODULE = Reason("no symbol is known at this address of a module")
 NOT_LOADED = Reason(
     "nothing with a name was loaded at this address at that time (classic BPF filters have none)"
 )
-#: Where no BPF is near: something else, as a module is, was there at another time.
+#: No BPF is near: something else, such as a module, was there at another time.
 VACANT = Reason("nothing was loaded at this address at that time")
 BETWEEN = Reason("a module was here, but none of its functions")
 AMBIGUOUS = Reason("two symbols followed each other here too closely to tell")

@@ -1,7 +1,7 @@
-"""Who sat at a kernel address, and from when to when.
+"""Who had a kernel address, and from when to when.
 
 The timeline keeps lifetimes, each with its load and unload as they were reported, and
-nothing derived from them. Who sat at an address at a time is worked out when asked, by one
+nothing derived from them. Who had an address at a time is worked out when asked, by one
 rule: **the last symbol loaded over an address has it**, until another is loaded over it.
 Four things follow. A symbol whose unload was lost ends where the next one begins. Two
 symbols never share an address. Changes may be applied in any order. For 2 s after its
@@ -51,9 +51,11 @@ if TYPE_CHECKING:
     #: A lifetime and how certain it is, or None and why there is none.
     Answer = Union[tuple[Lifetime, str], tuple[None, Reason]]
 
-#: How long after its unload a program is still taken to run: 1.37 s is the longest that
-#: was measured. Later its place may be anybody's: classic BPF is JITed unannounced.
+#: How long after its unload a program may still be running: 1.37 s is the longest that
+#: was measured. Later anything may be at its address: classic BPF is JITed unannounced.
 _GRACE_SPAN = 2_000_000_000
+#: How many lifetimes that may have been loaded already are looked at in a bucket.
+_MOST_RIVALS = 16
 
 
 def grace(lifetime: Lifetime) -> int:
@@ -62,7 +64,7 @@ def grace(lifetime: Lifetime) -> int:
 
 
 def loaded_after(one: Lifetime, other: Lifetime) -> bool:
-    """Whether ``one`` took the other's place; of one load's symbols the nearer start wins."""
+    """Whether ``one`` replaced ``other``; of one load's symbols the nearer start wins."""
     if one.loaded_latest != other.loaded_latest:
         return one.loaded_latest > other.loaded_latest
     if one.prog_id != other.prog_id and one.prog_id is not None and other.prog_id is not None:
@@ -81,7 +83,7 @@ def is_over(other: Lifetime, lifetime: Lifetime) -> bool:
 
 
 def are_tied(one: Lifetime, other: Lifetime) -> bool:
-    """Whether both came and went between two reads: which was the last nobody knows."""
+    """Whether both came and went between two reads: then their order is not known."""
     if one.loaded_latest != other.loaded_latest or one.unloaded_latest is None:
         return False
     if one.prog_id is not None and other.prog_id is not None:
@@ -89,14 +91,14 @@ def are_tied(one: Lifetime, other: Lifetime) -> bool:
     return one.unloaded_latest == other.unloaded_latest
 
 
-def outranks(image: Lifetime, holder: Lifetime, time: int) -> bool | None:
-    """Whether an image has an address that ``holder`` covers too; None if none can tell."""
-    if holder.symbol.start <= image.symbol.start:
-        return loaded_after(image, holder)
-    unloaded = holder.unloaded_latest
-    if unloaded is None or coexisted(holder, image):
+def outranks(image: Lifetime, other: Lifetime, time: int) -> bool | None:
+    """Whether an image has an address that ``other`` covers too; None if unknown."""
+    if other.symbol.start <= image.symbol.start:
+        return loaded_after(image, other)
+    unloaded = other.unloaded_latest
+    if unloaded is None or coexisted(other, image):
         return False
-    return None if time - unloaded < grace(holder) else True
+    return None if time - unloaded < grace(other) else True
 
 
 def coexisted(one: Lifetime, image: Lifetime) -> bool:
@@ -105,17 +107,13 @@ def coexisted(one: Lifetime, image: Lifetime) -> bool:
     return since is None or since > image.loaded_latest
 
 
-#: Of what may have been loaded already, so many are looked at in a bucket.
-_MOST_RIVALS = 16
-
-
 class Timeline:
     """Lifetimes of symbols, by address and time.
 
     Not safe for use from several threads at once; its owner holds a lock.
     """
 
-    #: Whether it is told of modules; then no other table of them is of use.
+    #: Whether modules are applied to it; then no other table of them is of use.
     has_modules = False
 
     def __init__(self) -> None:
@@ -135,12 +133,12 @@ class Timeline:
 
     @property
     def count(self) -> int:
-        """The number of lifetimes held, ended ones included."""
+        """The number of lifetimes, ended ones included."""
         return self._pairing.count
 
     @property
     def extent(self) -> int:
-        """Grows when symbols come where none was: what was unknown must be asked again."""
+        """Grows when symbols come where none was: then a cached miss is no longer valid."""
         now = len(self._by_chunk) + len(self._by_page) + len(self._open_pages)
         return self._extent_before + now
 
@@ -196,11 +194,11 @@ class Timeline:
         until = best.unloaded_earliest
         if until is None or time > until:
             has_left = self._has_left(best, address, time)
-            return self._miss(address, True, time) if has_left else self._judge(best, time)
-        return self._judge(best, time) if self._gap_ends else (best, EXACT)
+            return self._miss(address, True, time) if has_left else self._hit(best, time)
+        return self._hit(best, time) if self._gap_ends else (best, EXACT)
 
     def started_at(self, start: int) -> list[Lifetime]:
-        """All lifetimes held that began at an address, by load."""
+        """All lifetimes that began at an address, by load."""
         return self._starts.get(start, [])
 
     def open(self) -> list[Lifetime]:
@@ -209,34 +207,33 @@ class Timeline:
 
     def live(self) -> list[Lifetime]:
         """The lifetimes that have not ended, by start."""
-        standing: list[Lifetime] = []
+        live: list[Lifetime] = []
         above: list[Lifetime] = []
         for start in sorted(self._pairing.live):
             lifetime = self._pairing.live[start]
             above = [other for other in above if other.symbol.end > start]
-            # What was loaded later over this one's start has ended it, reported or not.
+            # A symbol loaded later over this one's start has ended it, reported or not.
             if any(loaded_after(other, lifetime) for other in above):
                 continue
-            standing.append(lifetime)
+            live.append(lifetime)
             if not lifetime.open_ended:
                 above.append(lifetime)
-        return standing
+        return live
 
     def lifetimes(self) -> list[Lifetime]:
-        """All lifetimes held, by start and load."""
-        starts = self._index.starts
-        return [lifetime for start in sorted(starts) for lifetime in starts[start]]
+        """All lifetimes, by start and load."""
+        return [lifetime for start in sorted(self._starts) for lifetime in self._starts[start]]
 
     def expire(self, before: int) -> None:
         """Drop lifetimes that ended before ``before``, for a recorder that runs for long."""
-        kept = [
+        remaining = [
             lifetime
             for lifetime in self.lifetimes()
             if lifetime.unloaded_latest is None or lifetime.unloaded_latest >= before
         ]
         self._extent_before = self.extent
         self._begin()
-        for lifetime in kept:
+        for lifetime in remaining:
             self._pairing.enter(lifetime)
 
     def lost_between(self, since: int, until: int) -> bool:
@@ -275,26 +272,27 @@ class Timeline:
             return self._with_open_ended(address, time, best, rivals)
         if rivals:
             return self._settle(address, best, rivals, time)
-        return self._miss(address, bool(buckets), time) if best is None else self._judge(best, time)
+        return self._miss(address, bool(buckets), time) if best is None else self._hit(best, time)
 
-    def _judge(self, lifetime: Lifetime, time: int) -> Answer:
-        """The answer that ``lifetime`` was the last to have the place."""
+    def _hit(self, lifetime: Lifetime, time: int) -> Answer:
+        """The answer where ``lifetime`` was the last to have the address."""
         unloaded = lifetime.unloaded_latest
         if unloaded is None or time <= unloaded:
             return lifetime, GAP if self._gap_ends and self.lost_between(time, time) else EXACT
         if time - unloaded > grace(lifetime):
             return self._miss(lifetime.symbol.start, True, time)
-        # What came and went in a gap since the unload could have taken the place.
+        # What came and went in a gap since the unload could have used the address.
         since = lifetime.unloaded_earliest
         if self._gap_ends and self.lost_between(unloaded if since is None else since, time):
             return lifetime, GAP
         return lifetime, GRACE
 
-    def _miss(self, address: int, held: bool, time: int) -> Answer:
+    def _miss(self, address: int, was_used: bool, time: int) -> Answer:
+        """The answer where nothing had the address; ``was_used`` if something nearby ever did."""
         if self._gap_ends and self.lost_between(time, time):
             return None, LOST
         is_among_bpf = self._index.is_among_bpf(address)
-        if held:
+        if was_used:
             return None, NOT_LOADED if is_among_bpf else VACANT
         return None, AMONG_BPF if is_among_bpf else UNKNOWN_ADDRESS
 
@@ -317,7 +315,7 @@ class Timeline:
         if not candidates:
             return self._miss(address, True, time)
         # All of one name: the one that lasts longest says how certain it is.
-        return self._judge(max(candidates, key=_last_seen), time)
+        return self._hit(max(candidates, key=_last_seen), time)
 
     def _with_open_ended(
         self, address: int, time: int, best: Lifetime | None, rivals: list[Lifetime]
@@ -338,10 +336,10 @@ class Timeline:
             ]
         reaching = [image for image in reaching if not self._has_left(image, address, time)]
         for image in sorted(reaching, key=lambda life: life.symbol.start, reverse=True):
-            verdict = best is None or outranks(image, best, time)
-            if verdict is None:
+            is_newer = best is None or outranks(image, best, time)
+            if is_newer is None:
                 return None, AMBIGUOUS
-            best = image if verdict else best
+            best = image if is_newer else best
         rivals = [
             rival for rival in rivals if not rival.open_ended or self._reaches(rival, address, time)
         ]
@@ -349,7 +347,7 @@ class Timeline:
             return self._settle(address, best, rivals, time)
         if best is None:
             return self._miss(address, True, time)
-        return self._judge(best, time)
+        return self._hit(best, time)
 
     def _has_left(self, lifetime: Lifetime, address: int, time: int) -> bool:
         """Whether a lifetime no longer owns ``address`` at ``time``.
@@ -376,8 +374,8 @@ class Timeline:
     def _was_taken(self, byte: int, lifetime: Lifetime, time: int) -> bool:
         """Whether a later symbol has used a byte of one that has ended.
 
-        Where very many followed, it is taken for granted: a symbol that has ended is only an
-        answer because it may still run.
+        Where very many followed, this is assumed: a symbol that has ended is only an answer
+        because it may still run.
         """
         for bucket in self._index.buckets_at(byte):
             last = bisect_right(bucket.times, time)
@@ -405,7 +403,7 @@ class Timeline:
 
 
 def _last_covering(bucket: Bucket, at: int, address: int) -> list[Lifetime]:
-    """Of a bucket's first ``at`` lifetimes the last, or all of that time, over ``address``."""
+    """The last of a bucket's first ``at`` lifetimes, or all of its time, if over ``address``."""
     last: list[Lifetime] = []
     times = bucket.times
     while at and (not last or times[at - 1] == last[0].loaded_latest):
@@ -415,7 +413,7 @@ def _last_covering(bucket: Bucket, at: int, address: int) -> list[Lifetime]:
 
 
 def _possible(following: list[Lifetime], address: int, time: int) -> list[Lifetime]:
-    """Of what was surely loaded only after ``time``, that which may have been by then."""
+    """Which of the lifetimes surely loaded after ``time`` may have been loaded by then."""
     return [
         lifetime
         for lifetime in following

@@ -1,12 +1,12 @@
-"""Keeps a timeline equal to the kernel's table of symbols, and makes good what was lost.
+"""What a source of changes is, and a tracker that keeps a timeline equal to the kernel's table.
 
 At the start, and after a loss, the source is subscribed already. Then the kernel's symbols
-are enumerated, then what changed meanwhile is applied. The time from a loss to the end of
-the resync is a gap. A resync is not repeated before ten times its own length has passed, so
-that a source which keeps losing costs a bounded share of one CPU.
+are enumerated, then what changed meanwhile is applied: a resync. The time from a loss to the
+end of the resync is a gap. A resync is not repeated before ten times its own length has
+passed, so that a source which keeps losing costs a bounded share of one CPU.
 
-Nothing here asks the system: clock, lock and source are the caller's. A history's recorder
-and the plugin's table each drive one of these.
+Nothing here makes system calls: clock, lock and source are the caller's. A history's
+recorder and the plugin's table each drive one tracker.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ if TYPE_CHECKING:
             """Stop and give everything back; idempotent."""
 
 
-#: How many times its own length a resync is followed by without another one.
+#: For how many times its own length a resync is not repeated.
 _REST = 10
 #: When a resync that failed is tried again, in ns.
 _RETRY_SPAN = 1_000_000_000
 #: How often all clocks are read, in ns: perf's drifts some 10 ns a second.
 CLOCK_SPAN = 10_000_000_000
-#: What ended so long ago, in ns, is dropped once so many lifetimes have come since.
+#: What ended so long ago, in ns, is dropped each time so many lifetimes have come.
 MEMORY_SPAN = 60_000_000_000
 MEMORY_COUNT = 50_000
 
@@ -88,16 +88,16 @@ class Source:
     A constructor that raises SourceError has closed all it had opened.
     """
 
-    #: What ``open_source`` knows it by.
+    #: The name that ``open_source`` takes.
     name: str = ""
     #: Seconds between reads for a source that cannot say when there is something; None
     #: for one with a ``fileno``.
     interval: float | None = None
 
     def __init__(self) -> None:
-        #: What this source lacks here, in plain sentences, for whoever wants to know.
+        #: What this source lacks on this kernel, in plain sentences.
         self.notes: list[str] = []
-        #: Whether the last snapshot had all that is no program: what it lacks is gone.
+        #: Whether the last snapshot had all symbols but programs: what it lacks is gone.
         self.lists_images = False
 
     def fileno(self) -> int:
@@ -109,7 +109,7 @@ class Source:
         raise NotImplementedError
 
     def snapshot(self) -> list[Load]:
-        """What the kernel holds now. SourceError if it does not tell."""
+        """The kernel's symbols now. SourceError if they cannot be read."""
         raise NotImplementedError
 
     def measure(self) -> None:
@@ -148,7 +148,7 @@ class Update:
 class Tracker:
     """Drives a source into ``timeline``; ``note`` is given what changed, under ``lock``.
 
-    ``now`` tells CLOCK_MONOTONIC ns. ``lost`` is None while all that happened is known.
+    ``now`` is CLOCK_MONOTONIC ns. ``lost`` is None while all that happened is known.
     Otherwise it spans the lost changes: what the timeline says of later than its
     ``until`` may be wrong.
     """
@@ -174,9 +174,9 @@ class Tracker:
         self._kept = 0
 
     def read(self, source: Readable) -> None:
-        """Apply what the source has to tell."""
-        before = self._now()
-        self.apply(source.read(), before)
+        """Apply the source's changes."""
+        covered = self._now()
+        self.apply(source.read(), covered)
 
     def apply(self, changes: Iterable[Change], covered: int = 0) -> None:
         """Take in changes; all that happened before ``covered`` is among them."""
@@ -198,7 +198,7 @@ class Tracker:
         except SourceError:
             if not self.resyncs:
                 raise
-            # Nothing can be made good for now; the gap stays open until it can.
+            # The gap stays open until a resync succeeds.
             self.resync_after = self._now() + _RETRY_SPAN
             return
         ended = self._now()
@@ -206,7 +206,7 @@ class Tracker:
             update = Update(is_resync=True)
             since = since if self.lost is None else self.lost.since
             self._end_gap(ended, update)
-            # What others were loaded over comes to light when they end.
+            # Also those that others were loaded over: they may show again when those end.
             live = {lifetime.symbol.start: lifetime for lifetime in self.timeline.open()}
             times = (since, began, ended)
             self._apply(differences(live, snapshot, source.lists_images, times), update)
@@ -220,20 +220,20 @@ class Tracker:
         """Whether something was lost, and a resync is cheap enough by now."""
         return self.lost is not None and now >= self.resync_after
 
-    def doubt(self, since: int) -> None:
-        """From ``since`` on nobody follows the kernel."""
+    def lose_track(self, since: int) -> None:
+        """Note that from ``since`` on nobody follows the kernel, until a resync."""
         with self._lock:
             self._extend(Loss(since, since, "nobody followed"))
 
     def end_gap(self, until: int) -> None:
-        """Keep that what began with a loss lasted until the end, for there is no resync."""
+        """End the gap of a loss that no resync follows."""
         with self._lock:
             update = Update()
             self._end_gap(until, update)
             self._note(update)
 
     def forget(self, now: int) -> None:
-        """Keep memory bounded: what ended long ago goes, and that time is a gap."""
+        """Keep memory bounded: drop what ended long ago, and make that time a gap."""
         with self._lock:
             if self.timeline.count - self._kept > MEMORY_COUNT:
                 self.timeline.expire(now - MEMORY_SPAN)

@@ -299,7 +299,7 @@ def test_doubt_is_a_loss_from_then_on(stage: Stage) -> None:
     kernel.add(1)
     tracker.resync(kernel)
     since = tracker.covered
-    tracker.doubt(since)
+    tracker.lose_track(since)
     kernel.waiting.clear()
     kernel.now += SECOND
     between = kernel.clock()
