@@ -19,8 +19,7 @@ import sys
 import tempfile
 
 from ksym_plugin.kernel import identity
-from ksym_plugin.perf.handler import Handler
-from ksym_plugin.perf.options import Options
+from ksym_plugin.perf.handler import Handler, Options
 from tests.oracle import probe, truth
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -15,7 +15,7 @@ from ksym_plugin.cli.output import plural, say
 from ksym_plugin.kernel.worker import Worker
 from ksym_plugin.perf import text as grammar
 from ksym_plugin.perf.fold import Folder, Options, Sums
-from ksym_plugin.perf.repaint import decode_name
+from ksym_plugin.stacks.names import decode_name
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:

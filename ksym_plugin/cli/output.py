@@ -10,6 +10,7 @@ import click
 
 from ksym_plugin.cli.options import SECOND
 from ksym_plugin.kernel.clocks import MONOTONIC, PERF, ClockMap
+from ksym_plugin.stacks.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,22 +29,14 @@ class Failure(click.ClickException):
 
 def say(sentence: str) -> None:
     """Print a message on stderr: what the user should know and is no result."""
-    click.echo(f"ksym: {clean(sentence)}", err=True)
-
-
-def clean(text: str) -> str:
-    """``text`` on one line and without anything a terminal would obey.
-
-    Names come from whoever loaded the program, and histories from whoever wrote them.
-    """
-    return text if text.isprintable() else "".join(filter(str.isprintable, text))
+    click.echo(f"ksym: {printable(sentence)}", err=True)
 
 
 def write_lines(lines: Iterable[str]) -> None:
     """Write results, each on a line of its own and clean."""
     write = sys.stdout.write
     for line in lines:
-        write(clean(line) + "\n")
+        write(printable(line) + "\n")
 
 
 def write_json(value: object) -> None:

@@ -8,8 +8,7 @@ import signal
 import sys
 
 from ksym_plugin.perf import data
-from ksym_plugin.perf.handler import Handler
-from ksym_plugin.perf.options import parse
+from ksym_plugin.perf.handler import Handler, parse
 from ksym_plugin.perf.output import say
 from ksym_plugin.timeline.errors import KsymError
 

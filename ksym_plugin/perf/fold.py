@@ -13,6 +13,7 @@ import subprocess
 from ksym_plugin.perf import text
 from ksym_plugin.perf.repaint import SLOW, Weights
 from ksym_plugin.perf.text import INLINED, UNKNOWN, Cutter
+from ksym_plugin.stacks.names import bytes_for_stacks
 from ksym_plugin.timeline.symbols import split_bpf_name
 
 TYPE_CHECKING = False
@@ -33,8 +34,6 @@ _OPENING = frozenset(b"<({[")
 _MODULE_FILE = re.compile(rb"\.ko(?:\.[a-z0-9]{2,4})?\Z")
 _IMAGE_FILE = re.compile(rb"vmlinux[A-Za-z0-9._-]*\Z")
 _JIT_FILE = re.compile(rb"/tmp/perf-[0-9]+\.map|/jitted-[^/]*\.so\Z")
-#: What separates stacks, and C0: a folded file has one stack a line.
-CONTROLS = bytes.maketrans(bytes(range(32)) + b";", b" " * 32 + b":")
 _QUOTES = b"\"'"
 _BRACKETED = re.compile(rb"\[[^\]]*\]")
 #: A frame as perf aligns it: the parts besides its address and offset, if it has one.
@@ -156,12 +155,12 @@ def format_frame(frame: FrameLine, how: Options, is_java: bool) -> bytes:
 
 def format_task(comm: bytes) -> bytes:
     """The name of a task as the first frame of its stacks."""
-    return comm.translate(CONTROLS).replace(b" ", b"_")
+    return bytes_for_stacks(comm).replace(b" ", b"_")
 
 
 def format_function(name: bytes) -> bytes:
     """A name without its arguments, quotes, and what separates frames and stacks."""
-    return _without_arguments(name.translate(CONTROLS)).translate(None, _QUOTES)
+    return _without_arguments(bytes_for_stacks(name)).translate(None, _QUOTES)
 
 
 def _without_arguments(name: bytes) -> bytes:
@@ -467,6 +466,6 @@ class Folder:
 
     def _source(self, line: bytes) -> None:
         """Where the last frame's code is; in brackets, an address where that is not known."""
-        source = _BRACKETED.sub(b"", line).strip().translate(CONTROLS)
+        source = bytes_for_stacks(_BRACKETED.sub(b"", line).strip())
         if source and self._stack:
             self._stack[-1] += b":" + source

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ksym_plugin.kernel.clocks import clock_of_attr
+from ksym_plugin.kernel.clocks import CLOCKS, clock_of_attr
 from ksym_plugin.perf import data, session
 from ksym_plugin.perf.frame_cache import CoreFrames, LifetimeFrames
 from ksym_plugin.perf.namer import (
@@ -19,11 +19,11 @@ from ksym_plugin.perf.namer import (
     format_dso,
     format_name,
     is_core,
-    strip_nul,
     unnamed_dso,
 )
 from ksym_plugin.perf.output import TextOutput, give_up_output, say
 from ksym_plugin.perf.session import SampleClock
+from ksym_plugin.stacks.names import strip_nul
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Locator, Resolver
 from ksym_plugin.timeline.symbols import (
@@ -44,12 +44,74 @@ if TYPE_CHECKING:
     from ksym_plugin.kernel.dwarf import ImageLines
     from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
-    from ksym_plugin.perf.options import Options
     from ksym_plugin.perf.output import Output, Piece
     from ksym_plugin.perf.repaint import Renamer
 
+FORMATS = ("text", "folded", "svg", "speedscope", "report")
+#: These tell of source lines without being asked to.
+_LINED = ("svg", "speedscope", "report")
 _KERNEL_HALF = 1 << 63
 _GUEST = "[guest."
+
+
+class Options:
+    """The handler's options.
+
+    ``lines`` says that source lines are asked for, ``vmlinux`` names the kernel's file.
+    ``input`` is the perf.data that a script reads itself, where it is a program of its own.
+    """
+
+    __slots__ = ("clock", "format", "history", "input", "lines", "vmlinux")
+
+    def __init__(
+        self, history: str | None, clock: str | None, format: str, input: str | None = None
+    ) -> None:
+        self.history = history
+        self.clock = clock
+        self.format = format
+        self.input = input
+        self.lines = False
+        self.vmlinux: str | None = None
+
+    @property
+    def wants_lines(self) -> bool:
+        """Whether the output tells source lines."""
+        return self.lines or self.format in _LINED
+
+
+def parse(arguments: list[str], is_embedded: bool = True) -> Options:
+    """Exits as argparse does on what it does not know (status 2), before perf reads a sample."""
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="perf script -s ksym_handler.py --",
+        description="Print perf's samples with every kernel frame named as it was when sampled.",
+    )
+    parser.add_argument(
+        "-H", "--history", metavar="FILE", help="what ksym record wrote (default: see ksym script)"
+    )
+    parser.add_argument(
+        "--clock", choices=CLOCKS, help="the clock of the samples, if perf does not tell it"
+    )
+    parser.add_argument(
+        "--format", choices=FORMATS, default="text", help="report: JSON, which ksym report reads"
+    )
+    parser.add_argument(
+        "--lines",
+        action="store_true",
+        help="source lines in text and folded stacks: of BPF, with --vmlinux of the kernel too",
+    )
+    parser.add_argument(
+        "--vmlinux",
+        metavar="FILE",
+        help="name kernel functions from this vmlinux or .debug file (needs pyelftools)",
+    )
+    if not is_embedded:
+        parser.add_argument("-i", "--input", metavar="FILE", help="what perf recorded")
+    chosen = parser.parse_args(arguments)
+    options = Options(chosen.history, chosen.clock, chosen.format, getattr(chosen, "input", None))
+    options.lines, options.vmlinux = chosen.lines, chosen.vmlinux
+    return options
 
 
 class Handler:

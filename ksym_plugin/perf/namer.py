@@ -122,11 +122,6 @@ class Tally:
         self.errors[what] = self.errors.get(what, 0) + 1
 
 
-def strip_nul(name: str) -> str:
-    """perf's name without what it appends: a NUL and ``[bpf]`` where kcore shadows its map."""
-    return name.partition("\0")[0]
-
-
 def is_bpf_name(name: str, dso: str) -> bool:
     """Whether perf's answer claims a BPF program: its name, or its own name as its dso."""
     is_announced = dso == name and name not in _OUT_OF_LINE

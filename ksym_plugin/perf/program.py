@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import IO, Any, Protocol
 
-    from ksym_plugin.perf.options import Options
+    from ksym_plugin.perf.handler import Options
     from ksym_plugin.perf.repaint import Renamer
 
     class Evsel(Protocol):

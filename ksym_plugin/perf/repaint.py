@@ -20,10 +20,10 @@ from ksym_plugin.perf.namer import (
     is_bpf_name,
     is_core,
     is_neighbour,
-    strip_nul,
     unnamed_dso,
 )
 from ksym_plugin.perf.text import INLINED, UNKNOWN, Cutter, FrameLine
+from ksym_plugin.stacks.names import decode_name, encode_name, strip_nul
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
@@ -279,21 +279,6 @@ def _rewritten(line: bytes, frame: FrameLine, symbol: str, dso: str | None) -> b
     if frame.dso is not None:
         parts += [b" (", frame.dso if dso is None else encode_name(dso), b")"]
     return b"".join((*parts, line[frame.end :]))
-
-
-def decode_name(name: bytes) -> str:
-    """A name as the core has it; bytes that are not UTF-8 are kept as surrogates."""
-    return name.decode("utf-8", "surrogateescape")
-
-
-def encode_name(name: str) -> bytes:
-    """A name as it is printed; a line can hold none that would end it."""
-    if not name.isprintable():
-        name = "".join(" " if char < " " or char == "\x7f" else char for char in name)
-    try:
-        return name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half a surrogate pair: no bytes can have been decoded to it
-        return name.encode("utf-8", "backslashreplace")
 
 
 class Weights(dict[bytes, int]):

@@ -13,7 +13,7 @@ from math import inf
 
 from ksym_plugin.perf.fold import format_function
 from ksym_plugin.perf.namer import format_name
-from ksym_plugin.perf.repaint import encode_name
+from ksym_plugin.stacks.names import encode_name
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver, named
 from ksym_plugin.timeline.symbols import EXACT, MODULE, Frame, Reason
 

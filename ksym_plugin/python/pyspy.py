@@ -26,6 +26,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from ksym_plugin.stacks.names import for_stacks
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
@@ -43,11 +44,6 @@ _PROFILE = re.compile(r"(?:Process (\d+) )?Thread (0x[0-9a-fA-F]+|\d+) \"(.*)\"\
 _EXPORTER = re.compile(r"py-spy@(\S+)")
 _SHARED_OBJECT = re.compile(r"\.so(?:\.[0-9.]+)?\Z")
 _PYTHON_FILE = (".py", ".pyw", ".pyx", ".pyi", ".ipynb")
-#: What would end a frame, or a line, of folded stacks.
-_FOLDED = {
-    **dict.fromkeys((*range(0x20), 0x7F, *range(0x80, 0xA0), 0x2028, 0x2029), " "),
-    ord(";"): ":",
-}
 #: Longer numbers than any thread's.
 _LONGEST_ID = 20
 
@@ -156,7 +152,7 @@ def _thread_id(digits: str) -> tuple[int, bool]:
 
 def function_frame(name: str, file: str) -> str:
     """A Python function as folded stacks have it: it is known as Python's by its file."""
-    name, file = name.translate(_FOLDED), file.translate(_FOLDED)
+    name, file = for_stacks(name), for_stacks(file)
     if file.endswith(".py") or file.startswith("<"):
         return f"{name} ({file})"
     # A script may be called anything; this is how CPython spells functions for perf.
@@ -226,7 +222,7 @@ class _Reader:
             return Frame(function_frame(name, file), True)
         if name.startswith("0x"):  # An address without a symbol, other in each process.
             name = f"[{file.rpartition('/')[2]}]"
-        return Frame(name.translate(_FOLDED), False)
+        return Frame(for_stacks(name), False)
 
 
 def _is_shared_object(frame: dict[str, Any]) -> bool:

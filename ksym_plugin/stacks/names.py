@@ -1,4 +1,8 @@
-"""Names as they are shown. They are other people's, and may hold anything."""
+"""Names as they are shown, each way of showing with its own rule.
+
+Names are other people's, and may hold anything: whoever loads a program or starts a task
+names it. Bytes that are not UTF-8 are kept as surrogates.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,33 @@ _LONGEST_FILE = 255  # NAME_MAX
 _CONTROLS = (*range(0x20), 0x7F, *range(0x80, 0xA0), *range(0xDC80, 0xDCA0))
 _FOR_TERMINAL = {code: None for code in _CONTROLS if code != ord("\t")}
 _FOR_STACKS = {**dict.fromkeys((*_CONTROLS, 0x2028, 0x2029), " "), ord(";"): ":"}
+#: The same for text that stays bytes: of it, C0 alone can end a line for any reader.
+_BYTES_FOR_STACKS = bytes.maketrans(bytes(range(0x20)) + b";", b" " * 0x20 + b":")
+_FOR_PERF_TEXT = dict.fromkeys((*range(0x20), 0x7F), " ")
+
+
+def decode_name(name: bytes) -> str:
+    """A name that perf printed."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def encode_name(name: str) -> bytes:
+    """``name`` as perf script's text has it; a line can hold nothing that would end it."""
+    name = name.translate(_FOR_PERF_TEXT)
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a surrogate pair: no bytes can have been decoded to it
+        return name.encode("utf-8", "backslashreplace")
+
+
+def strip_nul(name: str) -> str:
+    """perf's name without what it appends: a NUL and ``[bpf]`` where kcore shadows its map."""
+    return name.partition("\0")[0]
+
+
+def printable(text: str) -> str:
+    """``text`` on one line, of what prints alone: no terminal obeys it."""
+    return text if text.isprintable() else "".join(filter(str.isprintable, text))
 
 
 def for_terminal(text: str) -> str:
@@ -19,6 +50,11 @@ def for_terminal(text: str) -> str:
 def for_stacks(name: str) -> str:
     """``name`` without what separates the frames and the lines of folded stacks."""
     return name.translate(_FOR_STACKS)
+
+
+def bytes_for_stacks(name: bytes) -> bytes:
+    """The same for a name in bytes, as perf printed it."""
+    return name.translate(_BYTES_FOR_STACKS)
 
 
 def readable(text: str) -> str:

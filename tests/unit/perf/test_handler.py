@@ -14,8 +14,7 @@ from ksym_plugin.kernel.clocks import MONOTONIC, Instant
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf import events as module
 from ksym_plugin.perf.data import Recorded
-from ksym_plugin.perf.handler import Handler
-from ksym_plugin.perf.options import Options
+from ksym_plugin.perf.handler import Handler, Options
 from ksym_plugin.timeline.symbols import AMONG_BPF, UNKNOWN_ADDRESS, Load, Loss, Symbol
 from tests.unit.helpers import BASE, load, unload
 from tests.unit.history.test_history import record

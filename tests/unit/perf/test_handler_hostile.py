@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.perf.handler import Handler
-from ksym_plugin.perf.options import Options
+from ksym_plugin.perf.handler import Handler, Options
 from tests.unit.helpers import BASE, load
 from tests.unit.history.test_history import record
 from tests.unit.perf_events import CORE, SECOND, VMLINUX, bpf, event, node

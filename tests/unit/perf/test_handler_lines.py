@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import fold, text
-from ksym_plugin.perf.handler import Handler
-from ksym_plugin.perf.options import Options
+from ksym_plugin.perf.handler import Handler, Options
 from ksym_plugin.perf.output import TextOutput
 from ksym_plugin.perf.repaint import Annotator, Renamer
 from ksym_plugin.perf.stack_output import FoldedOutput, SvgOutput

@@ -9,9 +9,8 @@ import pytest
 from ksym_plugin.history.reader import History
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import text
-from ksym_plugin.perf.handler import Handler
+from ksym_plugin.perf.handler import Handler, Options
 from ksym_plugin.perf.namer import Tally, decide, is_module
-from ksym_plugin.perf.options import Options
 from ksym_plugin.perf.repaint import Renamer
 from ksym_plugin.perf.repair import Repairer
 from ksym_plugin.timeline.symbols import BETWEEN, NOT_LOADED, UNKNOWN_ADDRESS, Reason

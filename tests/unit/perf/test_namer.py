@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ksym_plugin.perf.namer import Tally, decide, format_name, is_bpf_name, strip_nul, unnamed_dso
+from ksym_plugin.perf.namer import Tally, decide, format_name, is_bpf_name, unnamed_dso
+from ksym_plugin.stacks.names import strip_nul
 from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
     AMONG_BPF,

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin.kernel import identity
-from ksym_plugin.perf.handler import Handler
-from ksym_plugin.perf.options import Options
+from ksym_plugin.perf.handler import Handler, Options
 from ksym_plugin.perf.text import Header
 from ksym_plugin.timeline.errors import KsymError
 from tests import demo

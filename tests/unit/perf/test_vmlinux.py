@@ -18,8 +18,7 @@ from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf import data, session
 from ksym_plugin.perf.data import Recorded
-from ksym_plugin.perf.handler import Handler
-from ksym_plugin.perf.options import Options, parse
+from ksym_plugin.perf.handler import Handler, Options, parse
 from ksym_plugin.timeline.errors import KsymError
 from tests.unit.cli.test_cli import ksym
 from tests.unit.kernel.test_dwarf import KASLR, linked, output, stand_in

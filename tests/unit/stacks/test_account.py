@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ksym_plugin.kernel import identity
-from ksym_plugin.perf.handler import Handler
-from ksym_plugin.perf.options import Options
+from ksym_plugin.perf.handler import Handler, Options
 from ksym_plugin.perf.stack_output import ReportOutput
 from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account, share
 from ksym_plugin.timeline.symbols import (
