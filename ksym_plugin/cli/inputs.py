@@ -10,7 +10,7 @@ import click
 
 from ksym_plugin.cli.output import say
 from ksym_plugin.history import locate
-from ksym_plugin.kernel import debuginfod, identity, privileges, snapshot
+from ksym_plugin.kernel import identity, privileges, snapshot, vmlinux
 from ksym_plugin.kernel.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
@@ -112,12 +112,12 @@ def open_kernel(
     if path is None:
         if not with_lines:
             return None, None
-        if not debuginfod.is_wanted():
+        if not vmlinux.has_servers():
             raise ElfError(
                 "lines of kernel functions need the kernel's debug information",
-                f"name its vmlinux with --vmlinux, or servers in ${debuginfod.VARIABLE}",
+                f"name its vmlinux with --vmlinux, or servers in ${vmlinux.SERVERS}",
             )
-        path = debuginfod.find(build_id or "")
+        path = vmlinux.download(build_id or "")
     image = open_image(path, text_start, build_id, statics, say)
     lines = open_lines(image, say) if with_lines else None
     if lines is not None:
@@ -136,10 +136,10 @@ def vmlinux_for_data(path: str | None, with_lines: bool, data_path: str | None) 
         check_image(path, recorded.text_start, recorded.build_id)
         return path
     build_id = recorded.build_id
-    if not (with_lines and debuginfod.is_wanted() and build_id and recorded.text_start):
+    if not (with_lines and vmlinux.has_servers() and build_id and recorded.text_start):
         return None
     try:
-        found = debuginfod.find(build_id)
+        found = vmlinux.download(build_id)
         check_image(found, recorded.text_start, build_id)
     except KsymError as error:
         say(f"only BPF frames get source lines: {error}")

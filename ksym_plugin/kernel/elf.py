@@ -19,7 +19,7 @@ from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from elftools.elf.elffile import ELFFile
     from elftools.elf.sections import Section
@@ -42,65 +42,141 @@ _FUNC = 2
 _TYPES = frozenset((_NOTYPE, _FUNC))
 _WIDE = "IBBHQQ"  # Elf64_Sym: name, info, other, section, value, size
 _NARROW = "IIIBBH"  # Elf32_Sym: name, value, size, info, other, section
-#: What is kept of a file: the build id, the anchor, and so many parts of the table.
-_TABLE_PARTS = 7
+#: The types of the columns that are kept of a file, beside build id, anchor and strings.
+_COLUMNS = "QQIQIQ"
+_PARTS = len(_COLUMNS) + 3
 _ANCHOR = 8
 _DWARF = (".debug_info", ".debug_abbrev", ".debug_line")
 _ZLIB = 1  # ELFCOMPRESS_ZLIB
 _SMALLEST_HEADER = 40  # Elf32_Shdr
 
+_MODULES = "/lib/modules"
+_MODULE_ENDING = ".ko"
+#: The largest modules have some 10 MB, with debug information a hundred more.
+_MOST_BYTES = 1 << 28
+_CHUNK = 1 << 20
 
-class FunctionTable:
-    """One function a start, sorted; ``reaches`` are the first and past addresses of sections."""
 
-    __slots__ = ("_aliased", "_aliases", "_ends", "_names", "_reaches", "_strings", "starts")
+class ElfError(KsymError):
+    """An ELF file cannot be used, or is not that of the kernel in question."""
 
-    def __init__(self, rows: list[Row], strings: bytes, reaches: Sequence[tuple[int, int]]) -> None:
-        """``strings`` ends with a NUL, and rows' names are within it."""
+
+class ElfFile:
+    """The functions of one file, one a start, sorted by the addresses they were linked at.
+
+    ``starts`` are these addresses. ``build_id`` is in hex, None where there is none.
+    ``anchor`` is the address ``_text`` was linked at, None where there is no such symbol:
+    the distance to where it is at run time is KASLR's offset. Raises ElfError.
+    """
+
+    def __init__(self, path: str, sections: Mapping[str, int] | None = None) -> None:
+        """``sections`` are the addresses of a module's sections, by name (/sys/module)."""
+        self.path = path
+        self.build_id: str | None = None
+        self.anchor: int | None = None
+        with open_elf(path) as elf:
+            self._read(elf, sections)
+
+    @classmethod
+    def cached(cls, path: str) -> ElfFile:
+        """The same as ``ElfFile(path)``, sooner from the second time on (see cache)."""
+        try:
+            identity = cache.identity(path)
+        except OSError:
+            return cls(path)
+        file = cls._of_parts(path, cache.load(identity, _PARTS))
+        if file is None:
+            file = cls(path)
+            cache.store(identity, file._parts())
+        return file
+
+    @classmethod
+    def _of_parts(cls, path: str, parts: list[bytes] | None) -> ElfFile | None:
+        """The file that gave these parts, None if none can have given them."""
+        if parts is None:
+            return None
+        build_id, anchor, *columns, strings = parts
+        arrays = [array(code) for code in _COLUMNS]
+        try:
+            for column, part in zip(arrays, columns):
+                column.frombytes(part)
+        except ValueError:
+            return None
+        file = cls.__new__(cls)
+        file.path = path
+        file.build_id = build_id.hex() or None
+        file.anchor = int.from_bytes(anchor, "big") if len(anchor) == _ANCHOR else None
+        file.starts, file._ends, file._names, file._aliased, file._aliases, file._bounds = arrays
+        file._strings = strings
+        return file if file._is_sound() else None
+
+    def _parts(self) -> list[bytes]:
+        """All of it in bytes, for the same kind of machine."""
+        anchor = b"" if self.anchor is None else self.anchor.to_bytes(_ANCHOR, "big")
+        columns = (
+            self.starts, self._ends, self._names, self._aliased, self._aliases, self._bounds,
+        )  # fmt: skip
+        parts = [column.tobytes() for column in columns]
+        return [bytes.fromhex(self.build_id or ""), anchor, *parts, self._strings]
+
+    def _is_sound(self) -> bool:
+        """Whether look-ups can rely on what was read from the cache."""
+        rising = iter(self.starts)
+        next(rising, None)
+        return (
+            len(self.starts) == len(self._ends) == len(self._names)
+            and len(self._aliased) == len(self._aliases)
+            and len(self._bounds) % 2 == 0
+            and all(map(lt, self.starts, rising))
+            and all(map(le, self.starts, self._ends))
+            and self._strings[-1:] == b"\0"
+            and max((*self._names, *self._aliases), default=0) < len(self._strings)
+        )
+
+    def _read(self, elf: ELFFile, sections: Mapping[str, int] | None) -> None:
+        self.build_id = _build_id(elf, os.path.getsize(self.path))
+        table = elf.get_section_by_name(".symtab")
+        if table is None or table["sh_type"] != "SHT_SYMTAB":
+            raise ElfError(
+                f"{self.path} has no symbols", "name a vmlinux that is not stripped, or its .debug"
+            )
+        bases, bounds = _bases(elf, sections)
+        strings = self._data(elf.get_section(table["sh_link"])) + b"\0"
+        order = "<" if elf.little_endian else ">"
+        rows = struct.iter_unpack(
+            order + (_WIDE if elf.elfclass == 64 else _NARROW), self._data(table)
+        )
+        if elf.elfclass != 64:
+            rows = ((row[0], row[3], row[4], row[5], row[1], row[2]) for row in rows)
+        anchors = _offsets_of(b"_text\0", strings)
+        found = []
+        for name, info, _, section, value, size in rows:
+            if name in anchors and section:
+                self.anchor = value
+            if info & 15 in _TYPES and section in bases and 0 < name < len(strings):
+                start = value + bases[section]
+                if start < TOP:
+                    found.append((start, size, info >> 4, name))
+        self._set_functions(found, strings)
+        self._bounds = array("Q", bounds)
+
+    def _set_functions(self, rows: list[Row], strings: bytes) -> None:
         chosen, others = _chosen(rows, strings)
-        #: Where functions begin, ascending.
         self.starts = array("Q", chosen)
         self._ends = array("Q", [min(row[0] + row[1], TOP) for row in chosen.values()])
+        # Names are where they begin in ``strings``, which end with a NUL.
         self._names = array("I", [row[3] for row in chosen.values()])
         # The names that were not chosen, and the starts of theirs.
         self._aliased = array("Q", [start for start, names in others.items() for _ in names])
         self._aliases = array("I", [name for names in others.values() for name in names])
         self._strings = strings
-        self._reaches = array("Q", [bound for reach in reaches for bound in reach])
 
-    @classmethod
-    def of_parts(cls, parts: Sequence[bytes]) -> FunctionTable:
-        """The table that gave these parts; ValueError for what none can have given."""
-        table = cls.__new__(cls)
-        arrays = []
-        for code, part in zip("QQIQIQ", parts):
-            arrays.append(array(code))
-            arrays[-1].frombytes(part)
-        table.starts, table._ends, table._names = arrays[:3]
-        table._aliased, table._aliases, table._reaches = arrays[3:]
-        table._strings = parts[6]
-        table._check()
-        return table
-
-    def parts(self) -> list[bytes]:
-        """All of it in bytes, for the same kind of machine."""
-        arrays = (self.starts, self._ends, self._names, self._aliased, self._aliases, self._reaches)
-        return [*(one.tobytes() for one in arrays), self._strings]
-
-    def _check(self) -> None:
-        starts, ends, names = self.starts, self._ends, self._names
-        rising = iter(starts)
-        next(rising, None)
-        if not (
-            len(starts) == len(ends) == len(names)
-            and len(self._aliased) == len(self._aliases)
-            and len(self._reaches) % 2 == 0
-            and all(map(lt, starts, rising))
-            and all(map(le, starts, ends))
-            and self._strings[-1:] == b"\0"
-            and max((*names, *self._aliases), default=0) < len(self._strings)
-        ):
-            raise ValueError("no table of functions")
+    def _data(self, section: Section) -> bytes:
+        """A section's bytes; a damaged file may claim more than fit into memory."""
+        if max(section["sh_size"], section.data_size) > os.path.getsize(self.path):
+            raise ValueError(section.name)
+        data: bytes = section.data()
+        return data
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -117,16 +193,16 @@ class FunctionTable:
             if self._ends[index] == self.starts[index]:
                 open_at = index if index == at else open_at
             elif address < self._ends[index]:
-                return self.starts[index], self._ends[index], self._name(index)
+                return self.starts[index], self._ends[index], self._name(self._names[index])
         return None if open_at < 0 else self._find_open(open_at, address)
 
     def _find_open(self, index: int, address: int) -> tuple[int, int, str] | None:
         start = self.starts[index]
         after = self.starts[index + 1] if index + 1 < len(self.starts) else TOP
-        for first, last in zip(self._reaches[::2], self._reaches[1::2]):
+        for first, last in zip(self._bounds[::2], self._bounds[1::2]):
             if first <= start < last:
                 end = min(after, last)
-                return (start, end, self._name(index)) if address < end else None
+                return (start, end, self._name(self._names[index])) if address < end else None
         return None
 
     def is_open(self, start: int) -> bool:
@@ -137,12 +213,9 @@ class FunctionTable:
     def aliases(self, start: int) -> list[str]:
         """The other names of the function that begins there, the best first."""
         held = range(bisect_left(self._aliased, start), bisect_right(self._aliased, start))
-        return [self._decoded(self._aliases[index]) for index in held]
+        return [self._name(self._aliases[index]) for index in held]
 
-    def _name(self, index: int) -> str:
-        return self._decoded(self._names[index])
-
-    def _decoded(self, at: int) -> str:
+    def _name(self, at: int) -> str:
         return _string(self._strings, at).decode("utf-8", "backslashreplace")
 
 
@@ -180,113 +253,6 @@ def _string(strings: bytes, at: int) -> bytes:
     return strings[at : at + _LONGEST_NAME].partition(b"\0")[0]
 
 
-class ElfError(KsymError):
-    """An ELF file cannot be used, or is not that of the kernel in question."""
-
-
-class ElfFile:
-    """The functions of one file, sorted by the addresses they were linked at.
-
-    ``build_id`` is in hex, None where there is none. ``anchor`` is the address ``_text``
-    was linked at, None where there is no such symbol: the distance to where it is at run
-    time is KASLR's offset. Raises ElfError.
-    """
-
-    def __init__(self, path: str, sections: Mapping[str, int] | None = None) -> None:
-        """``sections`` are the addresses of a module's sections, by name (/sys/module)."""
-        self.path = path
-        self.build_id: str | None = None
-        self.anchor: int | None = None
-        with open_elf(path) as elf:
-            self._table = self._read(elf, sections)
-
-    @classmethod
-    def cached(cls, path: str) -> ElfFile:
-        """The same as ``ElfFile(path)``, sooner from the second time on (see cache)."""
-        try:
-            identity = cache.identity(path)
-        except OSError:
-            return cls(path)
-        file = cls._of_parts(path, cache.load(identity, 2 + _TABLE_PARTS))
-        if file is None:
-            file = cls(path)
-            cache.store(identity, file._parts())
-        return file
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    @property
-    def starts(self) -> array[int]:
-        """Where functions begin, ascending."""
-        return self._table.starts
-
-    def aliases(self, start: int) -> list[str]:
-        """The other names of the function that begins there, the best first."""
-        return self._table.aliases(start)
-
-    def find(self, address: int) -> tuple[int, int, str] | None:
-        """Start, end and name of the function at a linked address (see FunctionTable)."""
-        return self._table.find(address)
-
-    def is_open(self, start: int) -> bool:
-        """Whether the file does not say how long the function at ``start`` is."""
-        return self._table.is_open(start)
-
-    @classmethod
-    def _of_parts(cls, path: str, parts: list[bytes] | None) -> ElfFile | None:
-        """The file whose parts these are, None if they are none's."""
-        if parts is None:
-            return None
-        build_id, anchor, *table = parts
-        file = cls.__new__(cls)
-        file.path = path
-        file.build_id = build_id.hex() or None
-        file.anchor = int.from_bytes(anchor, "big") if len(anchor) == _ANCHOR else None
-        try:
-            file._table = FunctionTable.of_parts(table)
-        except ValueError:
-            return None
-        return file
-
-    def _parts(self) -> list[bytes]:
-        anchor = b"" if self.anchor is None else self.anchor.to_bytes(_ANCHOR, "big")
-        return [bytes.fromhex(self.build_id or ""), anchor, *self._table.parts()]
-
-    def _read(self, elf: ELFFile, sections: Mapping[str, int] | None) -> FunctionTable:
-        self.build_id = _build_id(elf, os.path.getsize(self.path))
-        table = elf.get_section_by_name(".symtab")
-        if table is None or table["sh_type"] != "SHT_SYMTAB":
-            raise ElfError(
-                f"{self.path} has no symbols", "name a vmlinux that is not stripped, or its .debug"
-            )
-        bases, reaches = _bases(elf, sections)
-        strings = self._data(elf.get_section(table["sh_link"])) + b"\0"
-        order = "<" if elf.little_endian else ">"
-        rows = struct.iter_unpack(
-            order + (_WIDE if elf.elfclass == 64 else _NARROW), self._data(table)
-        )
-        if elf.elfclass != 64:
-            rows = ((row[0], row[3], row[4], row[5], row[1], row[2]) for row in rows)
-        anchors = _offsets_of(b"_text\0", strings)
-        found = []
-        for name, info, _, section, value, size in rows:
-            if name in anchors and section:
-                self.anchor = value
-            if info & 15 in _TYPES and section in bases and 0 < name < len(strings):
-                start = value + bases[section]
-                if start < TOP:
-                    found.append((start, size, info >> 4, name))
-        return FunctionTable(found, strings, reaches)
-
-    def _data(self, section: Section) -> bytes:
-        """A section's bytes; a damaged file may claim more than fit into memory."""
-        if max(section["sh_size"], section.data_size) > os.path.getsize(self.path):
-            raise ValueError(section.name)
-        data: bytes = section.data()
-        return data
-
-
 def module_sections(name: str, root: str = "/sys/module") -> dict[str, int]:
     """Where a loaded module's sections are; empty where that is hidden."""
     folder = os.path.join(root, name, "sections")
@@ -298,6 +264,93 @@ def module_sections(name: str, root: str = "/sys/module") -> dict[str, int]:
     except (OSError, ValueError):
         return {}
     return {section: address for section, address in found.items() if address}
+
+
+def module_path(name: str, release: str, root: str = _MODULES) -> str | None:
+    """The file that modprobe(8) takes for a module, None if it knows none."""
+    folder = os.path.join(root, release)
+    try:
+        with open(os.path.join(folder, "modules.dep"), encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                path = line.partition(":")[0]
+                stem = path.rpartition("/")[2].partition(_MODULE_ENDING)[0]
+                if stem.replace("-", "_") == name:
+                    return os.path.join(folder, path)
+    except OSError:
+        return None
+    return None
+
+
+def read_module(path: str, sections: Mapping[str, int], build_id: str | None) -> ElfFile:
+    """A module's functions at the addresses of its sections.
+
+    ``build_id`` is that of the loaded module. ElfError if the file is another's, or cannot
+    be used; ImportError without pyelftools.
+    """
+    with _unpacked(path) as plain:
+        file = ElfFile(plain, sections)
+    if build_id is None or file.build_id != build_id:
+        raise ElfError(f"{path} is not what was loaded")
+    return file
+
+
+@contextlib.contextmanager
+def _unpacked(path: str) -> Iterator[str]:
+    """The path of the file as it was before it was compressed."""
+    if path.endswith(_MODULE_ENDING):
+        yield path
+        return
+    fd = os.memfd_create("module", os.MFD_CLOEXEC)
+    try:
+        try:
+            _unpack(path, fd)
+        except (OSError, EOFError, ValueError) as error:
+            raise ElfError(f"{path} cannot be unpacked ({error})") from None
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _unpack(path: str, fd: int) -> None:
+    """Write what a file holds to ``fd``; ValueError for what cannot be unpacked here."""
+    if path.endswith(".zst"):
+        _run(["zstd", "-dcq", path], fd)
+    elif path.endswith(".xz"):
+        import lzma
+
+        with lzma.open(path) as packed:
+            _copy(packed.read, fd, lzma.LZMAError)
+    elif path.endswith(".gz"):
+        import gzip
+        import zlib
+
+        with gzip.open(path) as zipped:
+            _copy(zipped.read, fd, zlib.error)
+    else:
+        raise ValueError("it is packed in an unknown way")
+
+
+def _copy(read: Callable[[int], bytes], fd: int, damage: type[Exception]) -> None:
+    left = _MOST_BYTES
+    while left > 0:
+        try:
+            data = read(_CHUNK)
+        except damage as error:
+            raise ValueError(error) from None
+        if not data:
+            return
+        left -= os.write(fd, data)
+
+
+def _run(command: list[str], fd: int) -> None:
+    """What Python before 3.14 cannot unpack: a program may."""
+    import subprocess
+
+    try:
+        quiet = subprocess.DEVNULL
+        subprocess.run(command, stdin=quiet, stdout=fd, stderr=quiet, check=True)
+    except subprocess.CalledProcessError as error:
+        raise ValueError(error) from None
 
 
 @contextlib.contextmanager
@@ -386,12 +439,10 @@ def _check_sections(elf: ELFFile, size: int) -> None:
             raise ValueError(at)
 
 
-def _bases(
-    elf: ELFFile, sections: Mapping[str, int] | None
-) -> tuple[dict[int, int], list[tuple[int, int]]]:
+def _bases(elf: ELFFile, sections: Mapping[str, int] | None) -> tuple[dict[int, int], list[int]]:
     """What to add to a symbol's value, by the number of its section, if that holds code; and
-    from where to where each of these reaches."""
-    bases, reaches = {}, []
+    the first and the past address of each of these, one after the other."""
+    bases, bounds = {}, []
     for number, section in enumerate(elf.iter_sections()):
         if not section["sh_flags"] & _EXECUTABLE:
             continue
@@ -401,8 +452,8 @@ def _bases(
                 continue
             base = start = (sections or {})[section.name]
         bases[number] = base
-        reaches.append((start, min(start + section["sh_size"], TOP)))
-    return bases, reaches
+        bounds += [start, min(start + section["sh_size"], TOP)]
+    return bases, bounds
 
 
 def _offsets_of(name: bytes, strings: bytes) -> set[int]:

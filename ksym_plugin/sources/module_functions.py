@@ -105,14 +105,14 @@ def answers(questions: list[Question], release: str, kallsyms: str = KALLSYMS) -
 
 def _by_file(question: Question, release: str) -> Answer | None:
     """By the module's file; None where that cannot be used."""
-    from ksym_plugin.kernel import module_file
+    from ksym_plugin.kernel import elf
 
     name, base, size, sections, build_id = question
-    path = module_file.path_of(name, release) if sections and build_id else None
+    path = elf.module_path(name, release) if sections and build_id else None
     if path is None:
         return None
     try:
-        file = module_file.read(path, sections, build_id)
+        file = elf.read_module(path, sections, build_id)
     except (KsymError, ImportError):
         return None
     rows, init = split_init(functions_of(file), sections)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.kernel import debuginfod
+from ksym_plugin.kernel import vmlinux
 from ksym_plugin.kernel.elf import ElfError
 
 TYPE_CHECKING = False
@@ -49,17 +49,17 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str
         thread.start()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         url = f"http://127.0.0.1:{running.server_port}"
-        monkeypatch.setenv(debuginfod.VARIABLE, f"file:///etc {url}/")
+        monkeypatch.setenv(vmlinux.SERVERS, f"file:///etc {url}/")
         yield Handler.asked
         running.shutdown()
         thread.join()
 
 
 def test_it_is_fetched_once(server: list[str]) -> None:
-    assert debuginfod.is_wanted()
-    path = debuginfod.find(BUILD)
+    assert vmlinux.has_servers()
+    path = vmlinux.download(BUILD)
     assert Path(path).read_bytes() == b"\x7fELF it"
-    assert debuginfod.find(BUILD) == path
+    assert vmlinux.download(BUILD) == path
     assert server == [f"/buildid/{BUILD}/debuginfo"]
 
 
@@ -68,7 +68,7 @@ def test_what_nobody_has_or_is_cut_leaves_nothing(build: str, server: list[str])
     # Twice: nothing half may be there the second time.
     for _ in range(2):
         with pytest.raises(ElfError, match="no debuginfod server") as caught:
-            debuginfod.find(build)
+            vmlinux.download(build)
         assert "no http or https" in str(caught.value)
     assert len(server) == 2
 
@@ -81,33 +81,33 @@ def test_an_interrupted_download_leaves_nothing(
 
     monkeypatch.setattr("shutil.copyfileobj", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        debuginfod.find(BUILD)
+        vmlinux.download(BUILD)
     assert server
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
 def test_a_malformed_address_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(debuginfod.VARIABLE, "http://[::1")
+    monkeypatch.setenv(vmlinux.SERVERS, "http://[::1")
     with pytest.raises(ElfError, match="no debuginfod server"):
-        debuginfod.find(BUILD)
+        vmlinux.download(BUILD)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_where_nothing_can_be_kept_it_is_said(server: list[str], tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"")
     with pytest.raises(ElfError, match="cannot be kept"):
-        debuginfod.find(BUILD)
+        vmlinux.download(BUILD)
     assert server == []
 
 
 @pytest.mark.parametrize("build", ["", "../../etc/passwd"])
 def test_what_is_no_build_id_is_not_asked_for(build: str, server: list[str]) -> None:
     with pytest.raises(ElfError, match="no build id"):
-        debuginfod.find(build)
+        vmlinux.download(build)
     assert server == []
 
 
 def test_nobody_is_asked_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(debuginfod.VARIABLE, raising=False)
-    assert not debuginfod.is_wanted()
+    monkeypatch.delenv(vmlinux.SERVERS, raising=False)
+    assert not vmlinux.has_servers()

@@ -318,7 +318,7 @@ def test_servers_are_asked_for_lines_and_may_fail(
             raise ElfError("nobody has it", "name it")
         return kernel.path
 
-    monkeypatch.setattr(inputs.debuginfod, "find", find)
+    monkeypatch.setattr(inputs.vmlinux, "download", find)
     assert inputs.vmlinux_for_data(None, True, None) is None
     monkeypatch.setenv("DEBUGINFOD_URLS", "http://debug.invalid")
     assert inputs.vmlinux_for_data(None, False, None) is None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.kernel import kallsyms, module_file
+from ksym_plugin.kernel import elf, kallsyms
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.sources import module_functions
 from ksym_plugin.sources.module_functions import FunctionReader
@@ -65,10 +65,10 @@ def test_functions_are_those_of_the_file_at_its_sections(
 ) -> None:
     pytest.importorskip("elftools")
     file = laid_out(tmp_path, name, pack(vmlinux(SYMBOLS, 0x400, type=1)))  # type: ignore[operator]
-    path = module_file.path_of("my_mod", "6.0-test", str(tmp_path))
+    path = elf.module_path("my_mod", "6.0-test", str(tmp_path))
     assert path == str(file)
     assert path is not None
-    rows = module_functions.functions_of(module_file.read(path, SECTIONS, "1234"))
+    rows = module_functions.functions_of(elf.read_module(path, SECTIONS, "1234"))
     assert rows == [
         (BASE, 0x30, "first"),
         (BASE, 0x30, "weak_first"),
@@ -84,7 +84,7 @@ def test_a_file_is_used_only_if_it_is_what_was_loaded(tmp_path: Path) -> None:
     path = str(laid_out(tmp_path, "m.ko", vmlinux(SYMBOLS, 0x400, type=1)))
     for build_id in ("123456", None):
         with pytest.raises(ElfError, match="not what was loaded"):
-            module_file.read(path, SECTIONS, build_id)
+            elf.read_module(path, SECTIONS, build_id)
 
 
 def test_init_code_is_told_apart() -> None:
@@ -100,13 +100,13 @@ def test_what_cannot_be_unpacked_is_an_error(tmp_path: Path, name: str) -> None:
     pytest.importorskip("elftools")
     path = str(laid_out(tmp_path, name, b"neither packed nor a module"))
     with pytest.raises(ElfError):
-        module_file.read(path, SECTIONS, "1234")
+        elf.read_module(path, SECTIONS, "1234")
 
 
 def test_a_module_from_elsewhere_has_no_file(tmp_path: Path) -> None:
     laid_out(tmp_path, "m.ko", b"")
-    assert module_file.path_of("own", "6.0-test", str(tmp_path)) is None
-    assert module_file.path_of("m", "6.1-test", str(tmp_path)) is None
+    assert elf.module_path("own", "6.0-test", str(tmp_path)) is None
+    assert elf.module_path("m", "6.1-test", str(tmp_path)) is None
 
 
 def functions_in(folder: Path, table: str) -> dict:
