@@ -1,6 +1,7 @@
-"""Modules in a history: which functions are in the code that a lifetime stands for.
+"""What a history has beside lifetimes: details of programs, and the functions of modules.
 
-Function tables are kept once for all modules that have the same.
+The line table of programs that are alike is stored once, as is the function table of modules
+that are alike.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from array import array
 from ksym_plugin.history.schema import query
 from ksym_plugin.timeline.packed import PackedFunctions, portable
 from ksym_plugin.timeline.program import GONE, unpack_lines
-from ksym_plugin.timeline.symbols import trampoline_key
+from ksym_plugin.timeline.symbols import Record, trampoline_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,24 +27,33 @@ _PROGRAM = (
     "INTO program (boot, prog_id, tag, type, uid, load_time, starts, problem, line_table)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, (SELECT id FROM line_table WHERE digest = ?))"
 )
-_FORGET_PROGRAMS = (
-    "DELETE FROM program WHERE (boot, prog_id) NOT IN"
-    " (SELECT boot, prog_id FROM lifetime WHERE prog_id IS NOT NULL)"
-)
-_FORGET_LINE_TABLES = (
-    "DELETE FROM line_table WHERE id NOT IN"
-    " (SELECT line_table FROM program WHERE line_table IS NOT NULL)"
-)
 _SELECT = (
     "SELECT tag, type, uid, load_time, starts, problem, line_table"
     " FROM program WHERE boot = ? AND prog_id = ?"
 )
-#: Line tables that are kept unpacked.
+_FUNCTION_TABLE = "INSERT OR IGNORE INTO function_table (digest, data) VALUES (?, ?)"
+_MODULE = (
+    "INSERT OR REPLACE INTO module VALUES (?, (SELECT id FROM function_table WHERE digest = ?))"
+)
+_FORGET_ORPHANS = (
+    "DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)",
+    (
+        "DELETE FROM program WHERE (boot, prog_id) NOT IN"
+        " (SELECT boot, prog_id FROM lifetime WHERE prog_id IS NOT NULL)"
+    ),
+    (
+        "DELETE FROM line_table WHERE id NOT IN"
+        " (SELECT line_table FROM program WHERE line_table IS NOT NULL)"
+    ),
+    "DELETE FROM module WHERE lifetime NOT IN (SELECT id FROM lifetime)",
+    "DELETE FROM function_table WHERE id NOT IN (SELECT function_table FROM module)",
+)
+#: How many line tables stay unpacked.
 _MOST_TABLES = 512
 
 
 def write_program(database: sqlite3.Connection, boot: int, programs: list[ProgramDetails]) -> None:
-    """Write what is known of programs. One that is gone never replaces what was known."""
+    """Write what is known of programs. One that is gone never replaces earlier details."""
     tables = {known.digest: known.lines for known in programs if known.lines}
     database.executemany(_LINE_TABLE, tables.items())
     targets = [(boot, known.trampoline, known.target) for known in programs if known.target]
@@ -53,37 +63,20 @@ def write_program(database: sqlite3.Connection, boot: int, programs: list[Progra
         database.execute(how + _PROGRAM, _values(boot, known))
 
 
-def forget_orphaned_programs(database: sqlite3.Connection) -> None:
-    """Drop programs without a lifetime, and tables without a program."""
-    database.execute(_FORGET_PROGRAMS)
-    database.execute(_FORGET_LINE_TABLES)
-
-
-class RecordedProgram:
+class RecordedProgram(Record):
     """One program as a history has it; ``problem`` says why it has no lines, if so.
 
     ``load_time`` is CLOCK_MONOTONIC ns. ``tag`` is empty where only the id is known.
     """
 
-    __slots__ = ("load_time", "problem", "starts", "table", "tag", "type", "uid")
-
-    def __init__(
-        self,
-        tag: str,
-        type: int,
-        uid: int,
-        load_time: int,
-        starts: list[int],
-        problem: str,
-        table: int | None,
-    ) -> None:
-        self.tag = tag
-        self.type = type
-        self.uid = uid
-        self.load_time = load_time
-        self.starts = starts
-        self.problem = problem
-        self.table = table
+    __slots__ = ()
+    tag: str
+    type: int
+    uid: int
+    load_time: int
+    starts: list[int]
+    problem: str
+    table: int | None
 
 
 class Programs:
@@ -98,7 +91,7 @@ class Programs:
         self._targets: dict[int, str | None] = {}
 
     def clear(self) -> None:
-        """Forget what was read of a file that is being written."""
+        """Forget what was read: the file is being written."""
         self._programs.clear()
         self._targets.clear()
 
@@ -173,16 +166,6 @@ def _program(row: tuple[bytes, int, int, int, bytes, str | None, int | None]) ->
     )
 
 
-_FUNCTION_TABLE = "INSERT OR IGNORE INTO function_table (digest, data) VALUES (?, ?)"
-_MODULE = (
-    "INSERT OR REPLACE INTO module VALUES (?, (SELECT id FROM function_table WHERE digest = ?))"
-)
-_FORGET_MODULES = "DELETE FROM module WHERE lifetime NOT IN (SELECT id FROM lifetime)"
-_FORGET_FUNCTION_TABLES = (
-    "DELETE FROM function_table WHERE id NOT IN (SELECT function_table FROM module)"
-)
-
-
 def write_functions(
     database: sqlite3.Connection, modules: Iterable[tuple[int, PackedFunctions]]
 ) -> None:
@@ -193,10 +176,10 @@ def write_functions(
         database.execute(_MODULE, (row, digest))
 
 
-def forget_orphaned_functions(database: sqlite3.Connection) -> None:
-    """Drop modules without a lifetime, and tables without a module."""
-    database.execute(_FORGET_MODULES)
-    database.execute(_FORGET_FUNCTION_TABLES)
+def forget_orphans(database: sqlite3.Connection) -> None:
+    """Drop what belongs to no lifetime any more, and tables that nothing uses."""
+    for statement in _FORGET_ORPHANS:
+        database.execute(statement)
 
 
 class Functions:

@@ -41,7 +41,7 @@ def find(explicit: str | None, data_path: str | None) -> str | None:
 
 
 def _is_there(path: str) -> bool:
-    """A history that may not even be looked for counts: passing over it would go unsaid."""
+    """Whether there is a file, or may be: without permission to look, opening it says so."""
     try:
         os.stat(path)
     except PermissionError:
@@ -54,7 +54,7 @@ def _is_there(path: str) -> bool:
 class Origin:
     """What is known of the kernel that data is from; None for what is not.
 
-    ``data`` is what errors call the data. ``text_start`` is the address of ``_text``, which
+    ``data`` is the data's name in errors. ``text_start`` is the address of ``_text``, which
     differs from boot to boot with KASLR. ``this_boot_only`` says that the data is of no use
     to any other boot.
     """
@@ -103,12 +103,14 @@ def describe(boot: Boot) -> str:
     return f"{boot.host}, Linux {boot.release}, boot {boot.boot_id[:8]}"
 
 
-def open_boot(path: str, tell: Callable[[str], None], origin: Origin | None = None) -> BootHistory:
+def open_boot(
+    path: str, report: Callable[[str], None], origin: Origin | None = None
+) -> BootHistory:
     """What a history holds of the boot that data is from: the caller's to close.
 
     For data it is complete up to now: a recorder at work is waited for. Without an
-    ``origin`` it is that of this system's boot, or of the newest. ``tell`` is given what a
-    user must know of it, a sentence each: which of several boots it is, and what is missing.
+    ``origin`` it is that of this system's boot, or of the newest. ``report`` is called with
+    what a user must know, a sentence each: which of several boots it is, and what is missing.
     HistoryError if the file cannot be used, or holds no such boot.
     """
     history = History(path)
@@ -118,12 +120,12 @@ def open_boot(path: str, tell: Callable[[str], None], origin: Origin | None = No
         if boot is None:
             raise _no_boot(path, origin)
         if len(boots) > 1:
-            tell(f"{path} holds {len(boots)} boots; this is about {describe(boot)}")
+            report(f"{path} holds {len(boots)} boots; this is about {describe(boot)}")
         recorded = history.recorded(boot)
         if origin is not None:
             recorded.wait_covered(time.monotonic_ns())
         for warning in recorded.warnings():
-            tell(f"{path}: {warning}")
+            report(f"{path}: {warning}")
     except BaseException:
         history.close()
         raise

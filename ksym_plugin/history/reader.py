@@ -1,4 +1,4 @@
-"""The timeline kept in an SQLite file: looking back.
+"""Reading a history: the timeline as recorded in an SQLite file.
 
 One row a lifetime and one a session of recording; several boots and several hosts fit
 in one file, and a look-up never crosses a boot. Readers may open the file while it is
@@ -41,6 +41,7 @@ from ksym_plugin.timeline.symbols import (
     VACANT,
     Lifetime,
     Loss,
+    Record,
 )
 from ksym_plugin.timeline.timeline import Timeline
 
@@ -52,53 +53,33 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.timeline import Answer
 
 
-class Boot:
+class Boot(Record):
     """One boot of one host, as the recorder saw it."""
 
-    __slots__ = ("boot_id", "build_id", "host", "release", "row", "text_start")
-
-    def __init__(
-        self,
-        row: int,
-        boot_id: str,
-        host: str,
-        release: str,
-        build_id: str | None,
-        text_start: int | None,
-    ) -> None:
-        self.row = row
-        self.boot_id = boot_id
-        self.host = host
-        self.release = release
-        self.build_id = build_id
-        self.text_start = text_start
+    __slots__ = ()
+    row: int
+    boot_id: str
+    host: str
+    release: str
+    build_id: str | None
+    text_start: int | None
 
 
-class Session:
+class Session(Record):
     """One run of a recorder: it covers ``started`` to ``covered`` (CLOCK_MONOTONIC ns).
 
     ``closed`` says that it ended in order; ``writing`` that its recorder is at work now.
-    Neither means that it was killed after ``covered``. ``modules`` says that it kept
+    Neither means that it was killed after ``covered``. ``modules`` says that it recorded
     modules as well.
     """
 
-    __slots__ = ("closed", "covered", "modules", "source", "started", "writing")
-
-    def __init__(
-        self,
-        source: str,
-        started: int,
-        covered: int,
-        closed: bool,
-        writing: bool,
-        modules: bool,
-    ) -> None:
-        self.modules = modules
-        self.source = source
-        self.started = started
-        self.covered = covered
-        self.closed = closed
-        self.writing = writing
+    __slots__ = ()
+    source: str
+    started: int
+    covered: int
+    closed: bool
+    writing: bool
+    modules: bool
 
     @property
     def killed(self) -> bool:
@@ -144,11 +125,11 @@ class BootHistory:
     def _refresh(self) -> None:
         self._timeline = Timeline()
         self.programs.clear()
-        #: Address to an answer and from when to when it is known to hold.
-        self._steady: dict[int, tuple[int, int, Answer]] = {}
+        #: Address to an answer, and from when to when it is valid.
+        self._answers: dict[int, tuple[int, int, Answer]] = {}
         here = identity.boot_id() == self.boot.boot_id
         self._pages: set[int] = set()
-        self._bearing: dict[int, set[int]] = {}
+        self._needed: dict[int, set[int]] = {}
         self._has_bpf: dict[int, bool] = {}
         #: Rows entered from one page that another will bring again.
         self._entered: set[int] = set()
@@ -166,7 +147,7 @@ class BootHistory:
                 " FROM session WHERE boot = ? ORDER BY started"
             )
         ]
-        #: Whether also modules were kept, for all the time that is covered.
+        #: Whether modules were recorded too, for all the time that is covered.
         self.has_modules = all(session.modules for session in self.sessions)
         self.losses = [
             Loss(since, until, cause, count)
@@ -174,20 +155,20 @@ class BootHistory:
                 "SELECT since, until, cause, count FROM gap WHERE boot = ? ORDER BY since"
             )
         ]
-        # Most kernel addresses lie where nothing was ever loaded: no need to ask for them.
+        # Nothing was ever loaded at most kernel addresses: those are not looked up.
         first, last, span = query(self._database, self._path, _BOUNDS)[0]
         self._first_page = unsigned(first or 0) >> PAGE_SHIFT
         self._last_page = max(unsigned(last or 0) >> PAGE_SHIFT, span or 0)
         for loss in self.losses:
             self._timeline.apply(loss)
         self._polled = [session for session in self.sessions if session.source == _POLLING]
-        self._bare = self._uncovered()
-        self._bare_starts = [since for since, _ in self._bare]
-        for since, until in self._bare:
+        self._uncovered = self._times_uncovered()
+        self._uncovered_starts = [since for since, _ in self._uncovered]
+        for since, until in self._uncovered:
             self._timeline.apply(Loss(since, until, "not recorded"))
 
     def close(self) -> None:
-        """Close the file, for whoever opened it for this alone; idempotent."""
+        """Close the file, where it was opened for this boot alone; idempotent."""
         self._database.close()
 
     def __enter__(self) -> BootHistory:
@@ -206,7 +187,7 @@ class BootHistory:
             if time.monotonic_ns() > give_up:
                 return
             time.sleep(HEARTBEAT / 20e9)
-            # Nothing that was decided on what had been read may outlive it.
+            # A resolver must drop what it decided on what had been read before.
             self._extent_before = self.extent + 1
             self._refresh()
 
@@ -216,8 +197,8 @@ class BootHistory:
 
     def covers(self, time_ns: int) -> bool:
         """Whether a session was recording at that time."""
-        at = bisect_right(self._bare_starts, time_ns) - 1
-        return at >= 0 and time_ns > self._bare[at][1]
+        at = bisect_right(self._uncovered_starts, time_ns) - 1
+        return at >= 0 and time_ns > self._uncovered[at][1]
 
     def clock_map(self) -> ClockMap:
         """The instants at which the recorder read all clocks."""
@@ -230,26 +211,26 @@ class BootHistory:
         )
 
     def at(self, address: int, time_ns: int) -> Answer:
-        steady = self._steady.get(address)
-        if steady is not None and steady[0] <= time_ns <= steady[1]:
-            return steady[2]
+        cached = self._answers.get(address)
+        if cached is not None and cached[0] <= time_ns <= cached[1]:
+            return cached[2]
         answer = self._look_up(address, time_ns)
         if answer[1] == EXACT:
-            self._steady[address] = self._stretch(address, time_ns, answer, steady)
+            self._answers[address] = self._widened(address, time_ns, answer, cached)
         return answer
 
-    def steady(self, address: int) -> tuple[int, int]:
-        """From when to when the last EXACT answer for ``address`` is known to hold."""
-        since, until, _ = self._steady.get(address, (0, -1, None))
+    def validity(self, address: int) -> tuple[int, int]:
+        """From when to when the last EXACT answer for ``address`` is valid."""
+        since, until, _ = self._answers.get(address, (0, -1, None))
         return since, until
 
-    def _stretch(
+    def _widened(
         self, address: int, time_ns: int, answer: Answer, before: tuple[int, int, Answer] | None
     ) -> tuple[int, int, Answer]:
-        """From when to when an answer holds, once it has been given a second time.
+        """From when to when an answer is valid, once it has been given a second time.
 
-        Who was there at two times was there in between: whoever took the place meanwhile
-        would have it still.
+        A symbol that was there at two times was there in between: another one that replaced
+        it meanwhile would still be there.
         """
         lifetime = answer[0]
         if before is None or before[2][0] is not lifetime or lifetime is None:
@@ -273,9 +254,9 @@ class BootHistory:
         answer = self._timeline.at(address, time_ns)
         lifetime = answer[0]
         if lifetime is not None:
-            return (lifetime, GAP) if self._may_be_missed(lifetime, time_ns) else answer
+            return (lifetime, GAP) if self._may_be_replaced(lifetime, time_ns) else answer
         if answer[1] in _WHERE_NO_BPF and self._is_among_bpf(address >> AREA_SHIFT):
-            # The timeline has entered these pages alone.
+            # The timeline has only the pages that were read so far.
             return None, AMONG_BPF if answer[1] is UNKNOWN_ADDRESS else NOT_LOADED
         return answer
 
@@ -289,15 +270,15 @@ class BootHistory:
             known = self._has_bpf[number] = bool(found)
         return known
 
-    def _may_be_missed(self, lifetime: Lifetime, time_ns: int) -> bool:
-        """Whether a newcomer here may have gone unseen: who polls sees it late or never."""
+    def _may_be_replaced(self, lifetime: Lifetime, time_ns: int) -> bool:
+        """Whether a later symbol here may be missing: polling sees one late or never."""
         ended = lifetime.unloaded_earliest
         if ended is None or time_ns <= ended or lifetime.symbol.kind == MODULE:
             return False
         return any(session.started <= time_ns <= session.covered for session in self._polled)
 
     def warnings(self) -> list[str]:
-        """What a user must know of this record, a sentence each: dead recorders, losses."""
+        """What a user must know of this history, a sentence each: killed recorders, losses."""
         lines = [
             f"the {session.source} recorder was killed; nothing after"
             f" {seconds(session.covered)} s (monotonic) was kept"
@@ -346,28 +327,28 @@ class BootHistory:
 
     def _is_at(self, lifetime: Lifetime, time_ns: int) -> bool:
         """Whether nothing loaded later had taken this one's start by then."""
-        there, said = self.at(lifetime.symbol.start, time_ns)
-        # Not loaded is what came later and went.
+        there, reason = self.at(lifetime.symbol.start, time_ns)
         if there is None:
-            return said is not NOT_LOADED and said is not VACANT
+            # With these reasons a later symbol has come and gone here.
+            return reason is not NOT_LOADED and reason is not VACANT
         return there.row == lifetime.row
 
     def _read_page(self, page: int) -> None:
-        """Enter what lies on a page, and what tells how much of it was left when.
+        """Enter the symbols on a page, and all that decides which of them had an address when.
 
-        That is told by what was loaded where it starts, and for a symbol whose end is
-        not known by all its neighbours up to the page.
+        That is what was loaded over their starts, and for a symbol without a known end all
+        that starts between its own start and the page.
         """
         self._pages.add(page)
-        for before in self._enter_page(page):
-            self._enter_page(before)
+        for earlier in self._enter_page(page):
+            self._enter_page(earlier)
 
     def _enter_page(self, page: int) -> set[int]:
-        """Enter all that has a byte on a page; the earlier pages that bear upon it."""
-        bearing = self._bearing.get(page)
-        if bearing is not None:
-            return bearing
-        bearing = self._bearing[page] = set()
+        """Enter all that has a byte on a page; returns the earlier pages that it needs."""
+        needed = self._needed.get(page)
+        if needed is not None:
+            return needed
+        needed = self._needed[page] = set()
         first = page << PAGE_SHIFT
         last = first + (1 << PAGE_SHIFT) - 1
         for row in self._rows(_AT_PAGE, signed(first), signed(last), self.boot.row, page):
@@ -375,23 +356,23 @@ class BootHistory:
             start, end = lifetime.symbol.start, lifetime.symbol.end
             if start < first:
                 began = start >> PAGE_SHIFT
-                bearing.update(range(began, page) if lifetime.open_ended else (began,))
+                needed.update(range(began, page) if lifetime.open_ended else (began,))
             if lifetime.row in self._entered:
                 continue
             if start < first or end > last + 1:
                 self._entered.add(lifetime.row)
             self._timeline.enter(lifetime)
-        return bearing
+        return needed
 
-    def _uncovered(self) -> list[tuple[int, int]]:
-        """The stretches of time before, between and after the sessions."""
-        stretches = []
+    def _times_uncovered(self) -> list[tuple[int, int]]:
+        """The times before, between and after the sessions, each from when to when."""
+        times = []
         since = -_FOREVER
         for session in self.sessions:
             if session.started > since:
-                stretches.append((since, session.started - 1))
+                times.append((since, session.started - 1))
             since = max(since, session.covered + 1)
-        return [*stretches, (since, _FOREVER)]
+        return [*times, (since, _FOREVER)]
 
 
 def seconds(time_ns: int) -> str:

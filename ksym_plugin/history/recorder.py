@@ -1,6 +1,6 @@
-"""Drives a source into a history: when to read, to commit, to read the clocks.
+"""Records a source into a history: when to read it, when to commit, when to read the clocks.
 
-What is lost and made good is the tracker's; what happened by when is the history's.
+The tracker finds losses and makes up for them. The writer keeps what happened, and when.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ if TYPE_CHECKING:
 
 #: The longest a change waits for its commit, in ns.
 _BATCH_SPAN = 200_000_000
-#: A change is stamped before it is handed over: one that another CPU is just telling of has
-#: an earlier stamp than the drain it is not in. That takes microseconds, and a virtual CPU
-#: may be kept from going on; what is older than this, in ns, has come.
+#: A change is stamped before it is put into the buffer, so one that another CPU is about to
+#: put there is older than the read that misses it. That takes microseconds, but a virtual CPU
+#: may be stopped meanwhile. What is older than this, in ns, has arrived.
 _IN_FLIGHT = 1_000_000
 
 
 class Recorder:
     """Follows ``source`` into ``writer``; both stay the caller's to close.
 
-    ``details`` tells what the programs are and of their source lines, whenever it can, and
-    ``modules`` of the kernel's modules, which the history keeps as well.
-    ``timeline`` holds what is live and what ended lately. One thread runs it. ``now`` and
-    ``sleep`` are CLOCK_MONOTONIC's, in ns and in seconds.
+    ``details`` has the details of programs and their source lines, ``modules`` the changes
+    of the kernel's modules; the history gets both. ``timeline`` has what is live and what
+    ended lately. One thread runs it. ``now`` is CLOCK_MONOTONIC ns, ``sleep`` takes seconds.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Recorder:
             self.timeline.enter(lifetime)
         self.tracker.resync(self._source, self._writer.covered_before)
         self._cover()
-        # What went before the enumeration reached it was never seen.
+        # What went away before the enumeration reached it was never seen.
         now = self._now()
         self._writer.cover_from(now)
         self._writer.cover_modules(self._modules is not None)
@@ -98,7 +97,7 @@ class Recorder:
     def step(self) -> None:
         """Apply what has arrived, and commit when it is time."""
         before = self._now()
-        # What is told of programs now, the source has announced before.
+        # Details first: the source has announced all programs that they are about.
         details = [] if self._details is None else self._details.read()
         self.tracker.read(self._source)
         self._learn(details)
@@ -121,7 +120,7 @@ class Recorder:
             self.tracker.resync(self._source)
         before = self._now()
         details = [] if self._details is None else self._details.finish()
-        # Nothing is read later: what is in flight now has come when this is over.
+        # This is the last read: wait for what is in flight.
         self._sleep(_IN_FLIGHT / 1e9)
         self.tracker.read(self._source)
         self._learn(details)
@@ -143,12 +142,12 @@ class Recorder:
         return max(0, -(-(due - now) // 1_000_000))
 
     def _cover(self) -> None:
-        """What has been read is all there was; but after a loss nothing is sure until a resync."""
+        """Move ``covered`` up to what has been read; after a loss only a resync does."""
         if self.tracker.lost is None:
             self.covered = self.tracker.covered - _IN_FLIGHT
 
     def _commit(self) -> None:
-        """Write what happened so far, modules included: not all that they do comes as an event."""
+        """Write what happened so far. Modules are asked too: not all changes wake the poll."""
         self._follow_modules()
         unsettled = None if self._modules is None else self._modules.unsettled
         self._writer.commit(self.covered if unsettled is None else min(self.covered, unsettled))
@@ -157,14 +156,14 @@ class Recorder:
         return self._modules is not None and self._modules.fileno() == fd
 
     def _follow_modules(self, is_over: bool = False) -> None:
-        """Apply what modules did, which is not counted among BPF's changes."""
+        """Apply the changes of modules, which do not count as BPF's."""
         modules = self._modules
         if modules is None:
             return
         try:
             changes = modules.finish() if is_over else modules.read()
         except (SourceError, OSError) as error:
-            # BPF's names do not depend on it.
+            # BPF's names do not depend on modules.
             modules.notes.append(f"modules are not followed any more ({error})")
             self._writer.cover_modules(False)
             self._modules = None
@@ -181,7 +180,7 @@ class Recorder:
             self._writer.note(lifetime)
 
     def _watch(self, poller: select.poll, watched: set[int]) -> set[int]:
-        """Have ``poller`` look at details and modules as long as there can be any."""
+        """Have ``poller`` watch details and modules for as long as they have a descriptor."""
         sides = (self._details, self._modules)
         wanted = {side.fileno() for side in sides if side is not None}
         if wanted != watched:

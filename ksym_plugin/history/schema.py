@@ -34,7 +34,7 @@ APPLICATION_ID = 0x6B73796D
 FORMAT = 3
 #: How often a recorder at work commits at the least, in ns.
 HEARTBEAT = 1_000_000_000
-#: Codes of kinds in the file: their places here, so only ever append.
+#: The code of a kind in the file is its index here: only ever append.
 KINDS = (
     KERNEL,
     MODULE,
@@ -117,7 +117,7 @@ def lifetime_of(row: tuple[Any, ...]) -> Lifetime:
 
 
 def signed(address: int) -> int:
-    """An address as SQLite can hold it; the order within each half is kept."""
+    """An address as a signed 64-bit integer; order is the same within each half."""
     return address - _WRAP if address >= _SIGN else address
 
 
@@ -135,15 +135,15 @@ def query(database: sqlite3.Connection, path: str, statement: str, *values: obje
 
 
 def damaged(path: str, error: object) -> HistoryError:
-    """The error for a file whose inside is not what its header promises."""
+    """The error for a file that is damaged behind a sound header."""
     return HistoryError(
         f"{path} cannot be read as a history ({error})",
         "it has not been altered; record into another file with -o",
     )
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Not to wait for ever where the path is a pipe's."""
+def _open_without_waiting(path: str, flags: int) -> int:
+    """An opener that does not wait for a writer where the path is a pipe's."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -154,7 +154,7 @@ def check_format(path: str) -> bool:
     is ever opened, let alone altered. Raises HistoryError for anything else.
     """
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=_open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise HistoryError(f"{path} is no regular file", "name another one")
             header = file.read(100)
@@ -199,10 +199,10 @@ def connect_read_only(path: str) -> sqlite3.Connection:
 
 
 def _lacks_wal(path: str) -> bool:
-    """Whether SQLite would make a -wal file just to read, or fail where it may not.
+    """Whether SQLite would make a -wal file just to read, or fail where it cannot.
 
-    So it does for a file in WAL mode (bytes 18 and 19 of its header) that has none, as
-    a copy of one has that was being written. Nobody is writing it then.
+    It does so for a file in WAL mode (bytes 18 and 19 of its header) without a -wal file.
+    A copy of a file that was being written is such a file. Nobody is writing it then.
     """
     try:
         with open(path, "rb") as file:
@@ -237,5 +237,5 @@ def start_of(pid: int) -> int:
 
 
 def is_running(pid: int, started: int) -> bool:
-    """Whether a recorder is still at work: its pid may have gone to another process."""
+    """Whether a recorder is still at work; its pid may be another process's by now."""
     return started != 0 and start_of(pid) == started

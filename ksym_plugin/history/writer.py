@@ -46,7 +46,7 @@ _UPDATE = (
     " unloaded = ?, unloading = ?, prog_id = ?, pid = ?, comm = ?, module = ? WHERE id = ?"
 )
 
-#: A later report may know a farther end.
+#: A later report may have a higher end.
 _WIDEN = (
     "INSERT INTO span SELECT ?, ?"
     " WHERE NOT EXISTS (SELECT 1 FROM span WHERE page = ? AND lifetime = ?)"
@@ -65,7 +65,7 @@ class HistoryWriter:
     def __init__(self, path: str, source: str, started: int, text_start: int | None) -> None:
         self.path = path
         if check_format(path):
-            # Whether the inside is sound is found out before anything may write to it.
+            # A damaged file is found out before anything is written to it.
             check_sound(path)
         else:
             _make_private(path)
@@ -237,7 +237,7 @@ class HistoryWriter:
         self._programs.clear()
 
     def _refuse_other_file(self) -> None:
-        """What goes into a file that was moved away or replaced would be lost, or worse."""
+        """HistoryError if the file was moved away or replaced: what is written would be lost."""
         if _identity(self.path) != self._file:
             raise HistoryError(
                 f"{self.path} was moved, deleted or replaced while it was being written",
@@ -261,10 +261,8 @@ class HistoryWriter:
                 before,
                 self.boot,
             )
-            self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
-            details.forget_orphaned_programs(database)
-            details.forget_orphaned_functions(database)
-            # The last instant before is kept: times up to the next one need both.
+            details.forget_orphans(database)
+            # The last instant before stays: times up to the next one need both.
             self._execute(
                 "DELETE FROM instant WHERE session IN (SELECT id FROM session WHERE boot = ?)"
                 " AND monotonic < (SELECT max(monotonic) FROM instant i JOIN session s"
@@ -296,9 +294,7 @@ class HistoryWriter:
             self._execute(f"DELETE FROM instant WHERE session IN {sessions}", boot)
             self._execute("DELETE FROM session WHERE boot = ?", boot)
             self._execute("DELETE FROM boot WHERE id = ?", boot)
-            self._execute("DELETE FROM span WHERE lifetime NOT IN (SELECT id FROM lifetime)")
-            details.forget_orphaned_programs(database)
-            details.forget_orphaned_functions(database)
+            details.forget_orphans(database)
 
     def _used_bytes(self) -> int:
         pages, free, size = (
@@ -379,7 +375,7 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 def _make_private(path: str) -> None:
-    """Make the file with its mode, so that nobody ever sees it with a wider one."""
+    """Make the file with mode 0600 from the start."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

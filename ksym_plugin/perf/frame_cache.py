@@ -94,7 +94,7 @@ class LifetimeFrames:
         if self._history is None or answer.lifetime is None or answer.certainty != EXACT:
             return
         address, symbol = node["ip"], node.get("sym")
-        since, until = self._history.steady(address)
+        since, until = self._history.validity(address)
         if since < until:
             before = self._kept.get(address)
             if before is not None:

@@ -11,7 +11,11 @@ from operator import itemgetter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from ksym_plugin.timeline.packed import PackedFunctions
+
+    R = TypeVar("R", bound="Record")
 
 KERNEL = "kernel"
 MODULE = "module"
@@ -218,6 +222,9 @@ class Record(tuple[object, ...]):
     """
 
     __slots__ = ()
+
+    def __new__(cls: type[R], *items: object) -> R:
+        return _new(cls, items)
 
     def __init_subclass__(cls) -> None:
         for index, name in enumerate(cls.__annotations__):
