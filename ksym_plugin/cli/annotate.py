@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +13,8 @@ from ksym_plugin.perf.repaint import Annotator
 from ksym_plugin.perf.repair import Repairer
 from ksym_plugin.perf.text import Cutter
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ksym_plugin.perf.repaint import Renamer
 
@@ -52,19 +52,19 @@ def command(
 
 
 def _annotate(text: inputs.Text, history: str | None, clock: str | None) -> None:
-    with inputs.renamer(text, history, clock) as known:
-        renamer = known or inputs.running()
+    with inputs.renamer(text, history, clock) as by_history:
+        renamer = by_history or inputs.live_renamer()
         annotator = Annotator(renamer)
         try:
             _write(map(annotator.feed, text.pieces()))
             _write([annotator.close()])
-        except KeyboardInterrupt:  # How an endless text ends.
-            _report(renamer)
+        except KeyboardInterrupt:  # This is how an endless text ends.
+            _say_tally(renamer)
             raise
-        _report(renamer)
+        _say_tally(renamer)
 
 
-def _report(renamer: Renamer) -> None:
+def _say_tally(renamer: Renamer) -> None:
     for line in renamer.report():
         say(line)
     if renamer.tally.unparsed and not renamer.tally.frames:
@@ -88,15 +88,13 @@ def _repaired(text: inputs.Text, repairer: Repairer) -> Iterator[bytes]:
     for piece in text.pieces():
         before, whole, after = cutter.cut(piece)
         if whole:
-            lines = map(repairer.line, whole[:-1].split(b"\n"))
-            whole = b"\n".join(lines) + b"\n"
+            whole = b"\n".join(map(repairer.line, whole[:-1].split(b"\n"))) + b"\n"
         yield before + whole + after
     yield repairer.line(cutter.rest())
 
 
-def _write(pieces: Iterator[bytes] | list[bytes]) -> None:
-    """Write what there is at once: whoever reads may be waiting for it."""
-    stream = sys.stdout.buffer
+def _write(pieces: Iterable[bytes]) -> None:
+    """Write each piece at once: whoever reads may be waiting for it."""
     for piece in pieces:
-        stream.write(piece)
-        stream.flush()
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from ksym_plugin.cli.output import Failure, plural, say
 from ksym_plugin.stacks import flamegraph, folded, speedscope
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO
 
     from ksym_plugin.stacks.frames import Stacks
 
-#: A longer line holds no stack: what has no lines at all is not to fill the memory.
+#: A longer line holds no stack. A file without line ends must not fill the memory.
 _LONGEST = 1 << 24
 
 
@@ -88,7 +88,7 @@ def read(file: str) -> Stacks:
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a text; what is too long for one is a line without a stack."""
+    """The lines of a text; one that is too long is replaced by one without a stack."""
     is_start = True
     while line := stream.readline(_LONGEST):
         has_ended = line.endswith(b"\n") or len(line) < _LONGEST

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,7 +26,6 @@ from ksym_plugin.timeline.errors import HistoryError, KallsymsError, KsymError, 
 from ksym_plugin.timeline.symbols import Lifetime
 from ksym_plugin.timeline.timeline import Timeline
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO
@@ -52,19 +53,22 @@ def lifetimes() -> list[Lifetime]:
 
 
 def timeline() -> Timeline | None:
-    """The same as a timeline that answers for now; None, and said why, if it is not told."""
-    table = Timeline()
+    """The same as a timeline; None, with a message, if the kernel does not tell."""
+    current = Timeline()
     try:
         for lifetime in lifetimes():
-            table.enter(lifetime)
+            current.enter(lifetime)
     except SourceError as error:
         say(f"BPF programs have names only as kallsyms lists them: {error}")
         return None
-    return table
+    return current
 
 
 def kallsyms(needed: bool) -> Kallsyms | None:
-    """The static symbols of this kernel. Where they are ``needed``, KallsymsError without them."""
+    """The static symbols of this kernel.
+
+    If they cannot be read: KallsymsError where they are ``needed``, else None, with a message.
+    """
     try:
         table = Kallsyms.load()
         if table.hidden:
@@ -80,9 +84,9 @@ def kallsyms(needed: bool) -> Kallsyms | None:
 
 
 def open_history(explicit: str | None) -> Session:
-    """The session of one boot in the history, this system's if it can be; empty without any.
+    """The session of one boot in the history, of this one if it is there; empty without a history.
 
-    Says which boot that is where there are several, and what the history lacks.
+    A message says which boot of several it is, and what the history lacks.
     """
     return session.open_history(locate.find(explicit, None), say)
 
@@ -96,19 +100,18 @@ def no_history() -> KsymError:
 def open_kernel(
     path: str | None,
     with_lines: bool,
-    known: BootHistory | None,
+    history: BootHistory | None,
     statics: Kallsyms | None,
     stack: contextlib.ExitStack,
 ) -> tuple[Image | None, ImageLines | None]:
-    """The image that runs, or ran when the history was recorded; and its lines if wanted.
+    """The file of the kernel that runs, or that the history is of; and its lines if wanted.
 
     ElfError where the file is of another build. debuginfod is asked only if there is no
-    file, lines are wanted and $DEBUGINFOD_URLS is set.
+    file, lines are wanted and $DEBUGINFOD_URLS is set. ``stack`` closes the lines.
     """
-    build_id = identity.build_id() if known is None else known.boot.build_id
-    text_start = None if statics is None else statics.text_start
-    if known is not None and known.boot.text_start is not None:
-        text_start = known.boot.text_start
+    build_id, text_start = identity.build_id(), None if statics is None else statics.text_start
+    if history is not None:
+        build_id, text_start = history.boot.build_id, history.boot.text_start or text_start
     if path is None:
         if not with_lines:
             return None, None
@@ -129,7 +132,7 @@ def vmlinux_for_data(path: str | None, with_lines: bool, data_path: str | None) 
     """The file to name to the handler: ``path``, or what a debuginfod server has.
 
     ElfError where ``path`` cannot be of the kernel that the data tells of. Servers are asked
-    only if lines are wanted and there are some; that they do not help is said, no error.
+    only if lines are wanted and there are some. If they fail, that is a message, no error.
     """
     recorded = data.read(data_path or "perf.data")
     if path is not None:
@@ -148,16 +151,17 @@ def vmlinux_for_data(path: str | None, with_lines: bool, data_path: str | None) 
 
 
 def environment() -> dict[str, str]:
-    """What tells the handler, in another Python, where pyelftools is."""
+    """Environment variables for the handler, whose Python may lack pyelftools: where ours is."""
     import elftools
 
     return {VARIABLE: os.path.dirname(os.path.abspath(elftools.__file__))}
 
 
 class Text:
-    """A text and how it begins: its header is read, and what that says.
+    """perf script's text; what its header says of it is read at once.
 
-    ``host`` and ``release`` are None, and ``clock`` perf's own, where there is no header.
+    Without a header ``host`` and ``release`` are None, and ``clock`` is perf's own.
+    KsymError if it is a perf.data.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -174,25 +178,25 @@ class Text:
         self.host = _found(_HOST, self._first)
         self.release = _found(_RELEASE, self._first)
         clock = _CLOCKID.search(self._first)
-        #: None for a clock that no history can place.
+        #: None for a clock of which a history keeps no times.
         self.clock = PERF if clock is None else _CLOCKS.get(clock[1])
 
     def pieces(self) -> Iterator[bytes]:
-        """The text from its beginning, a piece as soon as there is one."""
+        """The whole text, each piece as soon as there is one."""
         piece = self._first
         while piece:
             yield piece
             piece = self._read()
 
     def _read(self) -> bytes:
-        # Whatever is there, however little: who pipes into this may pause. What click opens
-        # is buffered, which it does not tell.
+        # Whatever is there, however little: a program that pipes into this may pause. click
+        # opens buffered files, but its type has no read1().
         piece: bytes = self._stream.read1(_SIZE)  # type: ignore[attr-defined]
         return piece
 
 
 def _is_header(text: bytes) -> bool:
-    """Whether a text that begins so is all header yet, and has more of it to come."""
+    """Whether all of a text so far is header, with more of it to come."""
     lines = text[len(BOM) if text.startswith(BOM) else 0 :].splitlines()
     are_comments = bool(lines) and all(line.startswith(b"#") for line in lines)
     return are_comments and lines.count(_RULER) < 2
@@ -214,7 +218,7 @@ def open_text(path: str) -> Iterator[Text]:
 def renamer(
     text: Text, history: str | None, clock: str | None, tell: Callable[[str], None] = say
 ) -> Iterator[Renamer | None]:
-    """What renames the frames of a text by the history; None if there is no history."""
+    """A renamer of a text's frames by the history; None if there is no history."""
     path = locate.find(history, None)
     if path is None:
         yield None
@@ -227,19 +231,15 @@ def renamer(
         )
     origin = locate.Origin("text", release=text.release, host=text.host)
     with session.open_history(path, tell, origin) as opened:
-        yield opened.renamer(chosen, _statics)
+        yield opened.renamer(chosen, partial(kallsyms, needed=False))
 
 
-def _statics() -> Kallsyms | None:
-    return kallsyms(needed=False)
+def live_renamer() -> Renamer:
+    """A renamer of frames by the running system alone, as far as perf's names agree with it."""
 
+    def running() -> tuple[Live | None, Kallsyms | None]:
+        current = timeline()
+        return (None if current is None else Live(current)), kallsyms(needed=False)
 
-def running() -> Renamer:
-    """What renames frames by the running system alone, if perf's names agree with it."""
     clocks = session.clocks_now()
-    return Renamer(None, clocks if clocks.knows(PERF) else None, None, _running, doubt=True)
-
-
-def _running() -> tuple[Live | None, Kallsyms | None]:
-    loaded = timeline()
-    return (None if loaded is None else Live(loaded)), _statics()
+    return Renamer(None, clocks if clocks.knows(PERF) else None, None, running, doubt=True)

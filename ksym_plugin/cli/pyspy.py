@@ -18,17 +18,14 @@ from ksym_plugin.history import locate
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.python import pyspy, pyspy_graft, pyspy_match, pyspy_perf
 from ksym_plugin.stacks import flamegraph as picture
-from ksym_plugin.stacks import speedscope as speedscope_file
-from ksym_plugin.stacks.folded import stacks_of
+from ksym_plugin.stacks import speedscope
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
 
     from ksym_plugin.python.pyspy import Log
     from ksym_plugin.python.pyspy_graft import Grafted
-    from ksym_plugin.python.pyspy_match import Dating
     from ksym_plugin.python.pyspy_perf import Hit, Reader
 
 DEFAULT_OUTPUT = "pyspy.speedscope.json"
@@ -37,31 +34,32 @@ _SCRIPT = [
     *("perf", "script", "--ns", "--header"),
     *("-F", "comm,pid,tid,time,event,ip,sym,symoff,dso"),
 ]
-_MONOTONIC = "record with: perf record -k CLOCK_MONOTONIC"
+_MONOTONIC_REMEDY = "record with: perf record -k CLOCK_MONOTONIC"
 
 
 class Targets(NamedTuple):
-    """Where results go: speedscope, folded stacks, a picture; None for not at all."""
+    """The files for results, None for those not wanted; ``force`` gives leaves at any rate."""
 
-    speedscope: str | None
+    output: str | None
     folded: str | None
     svg: str | None
+    force: bool
 
     def write(self, grafted: Grafted, title: str) -> None:
-        if self.speedscope:
-            flamegraph.write(speedscope_file.write(title, *grafted.profiles()), self.speedscope)
+        stacks = grafted.stacks
+        if self.output:
+            pieces = speedscope.write(title, stacks.table, grafted.profiles())
+            flamegraph.write(pieces, self.output)
         if self.folded:
             with open(self.folded, "wb") as file:
-                file.writelines(
-                    line.encode("utf-8", "surrogateescape") for line in grafted.folded()
-                )
+                for text, count in stacks.by_text().items():
+                    file.write(f"{text} {count}\n".encode("utf-8", "surrogateescape"))
         if self.svg:
-            stacks = stacks_of(grafted.counts)
             flamegraph.write(picture.draw(stacks, picture.Picture(title)), self.svg)
 
 
 class Files(NamedTuple):
-    """One recording: perf's data or text, py-spy's file and log, the history."""
+    """The files of a recording: perf's data or text, py-spy's file and log, the history."""
 
     perf: str
     pyspy: str
@@ -70,8 +68,14 @@ class Files(NamedTuple):
     history: str | None
 
 
-def targets(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for where results go, and for leaves that did not pass the check."""
+def target_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Options for the results; the command gets them as ``targets``."""
+
+    def with_targets(output: str, folded: str, svg: str, force: bool, **others: object) -> None:
+        function(targets=Targets(output, folded, svg, force), **others)
+
+    with_targets.__doc__ = function.__doc__
+    with_targets.__dict__.update(function.__dict__)
     for option in (
         click.option("--force", is_flag=True, help="Give leaves also where the self-check fails."),
         click.option("--svg", metavar="FILE", help="Draw a flame graph too."),
@@ -85,8 +89,8 @@ def targets(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Where the file for speedscope goes.",
         ),
     ):
-        function = option(function)
-    return function
+        option(with_targets)
+    return with_targets
 
 
 @click.group(
@@ -136,7 +140,7 @@ def command() -> None:
 @click.option("--subprocesses", is_flag=True, help="Sample what the process starts as well.")
 @click.option("--keep", metavar="DIR", help="Keep what was recorded there, for ksym pyspy graft.")
 @options.history
-@targets
+@target_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def record(
@@ -151,10 +155,7 @@ def record(
     subprocesses: bool,
     keep: str | None,
     history: str | None,
-    output: str,
-    folded: str | None,
-    svg: str | None,
-    force: bool,
+    targets: Targets,
     command: tuple[str, ...],
 ) -> None:
     """Sample a Python process with perf and py-spy at once, and write one picture.
@@ -175,7 +176,7 @@ def record(
             pid = started.pid
         else:
             pyspy_record.require_fit(pid, rate)
-            _tell_of_perf_support(pyspy_record.python_of(pid))
+            _suggest_perf_support(pid)
             duration = duration or _SECONDS
         samplers = stack.enter_context(pyspy_record.Sampling(folder, pid, how, signals))
         own = samplers.path("ksym.db")
@@ -186,7 +187,7 @@ def record(
             started.let_go()
         samplers.start_py_spy(is_starting=started is not None)
         if started is not None:
-            _tell_of_perf_support(pyspy_record.python_of(pid))
+            _suggest_perf_support(pid)
         say(f"sampling process {pid}{f' for {duration:g} s' if duration else ''}")
         goes_on = samplers.run(duration)
         # py-spy first: a process that it holds would never end.
@@ -203,14 +204,13 @@ def record(
             samplers.info,
             history or (own if os.path.exists(own) else None),
         )
-        result = graft_files(files, force)
-        Targets(output, folded, svg).write(result, f"process {pid}")
+        targets.write(graft_files(files, targets.force), f"process {pid}")
     ctx.exit(status)
 
 
 @contextlib.contextmanager
 def _folder(keep: str | None) -> Iterator[str]:
-    """Where perf and py-spy write to: a new folder, or one that is gone afterwards."""
+    """The folder that perf and py-spy write to: a new one that is kept, or a temporary one."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="ksym-pyspy-") as folder:
             yield folder
@@ -219,7 +219,8 @@ def _folder(keep: str | None) -> Iterator[str]:
     yield keep
 
 
-def _tell_of_perf_support(version: tuple[int, int] | None) -> None:
+def _suggest_perf_support(pid: int) -> None:
+    version = pyspy_record.python_of(pid)
     if version is not None and version >= (3, 12):
         say(
             f"this is Python {version[0]}.{version[1]}: started with python -X perf, perf sees its"
@@ -242,7 +243,7 @@ def _tell_of_perf_support(version: tuple[int, int] | None) -> None:
     help="What ksym pyspy record --keep noted.  [default: session.json beside --pyspy]",
 )
 @options.history
-@targets
+@target_options
 def graft(
     *,
     perf: str,
@@ -250,10 +251,7 @@ def graft(
     log: str | None,
     session: str | None,
     history: str | None,
-    output: str,
-    folded: str | None,
-    svg: str | None,
-    force: bool,
+    targets: Targets,
 ) -> None:
     """Put together what perf and py-spy recorded of one process at the same time.
 
@@ -265,24 +263,30 @@ def graft(
         session = beside
     info = RecordingInfo() if session is None else load_info(session)
     files = Files(perf, pyspy, log, info, history)
-    result = graft_files(files, force)
-    Targets(output, folded, svg).write(result, os.path.basename(pyspy))
+    targets.write(graft_files(files, targets.force), os.path.basename(pyspy))
 
 
 def graft_files(files: Files, force: bool) -> Grafted:
-    """Both sides together, with all that is to be known of how well they fit said."""
+    """Put a recording together; messages say how well its two sides fit.
+
+    KsymError if they do not fit, or a file cannot be used.
+    """
     log = _log(files.log)
     with open(files.pyspy, "rb") as file:
         profile = pyspy.parse(pyspy.load(file.read()))
     reader, hits = _perf_samples(files)
     shift = _shift(files, reader)
-    _note_version(profile.version)
+    if profile.version not in pyspy.TRIED:
+        say(
+            f"py-spy {profile.version or 'of unknown version'} is none of those tried"
+            f" ({', '.join(pyspy.TRIED)}); its log is believed as far as it fits the samples in"
+            " number"
+        )
     threads = pyspy_graft.by_thread(hits)
     # With clocks, py-spy was started by us, with --idle.
     dating = pyspy_match.date(profile, log, shift, files.info.outer, bool(files.info.clocks))
     verdict = pyspy_graft.check(threads, dating.threads)
-    answers = pyspy_graft.matchers(dating, not (verdict.passes or force))
-    grafted = pyspy_graft.graft(threads, answers, dating.misfits, _natives(log, dating))
+    grafted = pyspy_graft.graft(threads, dating, not (verdict.passes or force))
     say(pyspy_graft.run_line(dating, files.info.rate))
     say(grafted.tally.line())
     say(pyspy_graft.verdict_line(verdict, force))
@@ -300,16 +304,8 @@ def graft_files(files: Files, force: bool) -> Grafted:
     return grafted
 
 
-def _natives(log: Log, dating: Dating) -> set[int]:
-    """The threads without Python, by what the log has and the samples have not."""
-    if dating.misfits - log.tids:
-        # Python threads under ids of a namespace that were not noted: they may be any of these.
-        return set()
-    return log.tids - set(dating.threads) - dating.misfits
-
-
 def _log(path: str | None) -> Log:
-    """py-spy's log. KsymError if nothing right can come of a recording with it."""
+    """py-spy's log. KsymError if it cannot date the samples, or they lack what is needed."""
     log = pyspy.Log()
     if path is not None:
         with open(path, "rb") as file:
@@ -333,31 +329,22 @@ def _log(path: str | None) -> Log:
     return log
 
 
-def _note_version(version: str) -> None:
-    if version not in pyspy.TRIED:
-        tried = ", ".join(pyspy.TRIED)
-        say(
-            f"py-spy {version or 'of unknown version'} is none of those tried ({tried}); its log"
-            " is believed as far as it fits the samples in number"
-        )
-
-
 def _shift(files: Files, reader: Reader) -> int:
     if reader.is_monotonic is False:
-        raise KsymError("perf's samples are not on CLOCK_MONOTONIC", _MONOTONIC)
+        raise KsymError("perf's samples are not on CLOCK_MONOTONIC", _MONOTONIC_REMEDY)
     shift = files.info.shift()
     if shift is None:
         shift = reader.shift
     if shift is None or not reader.is_monotonic:
         raise KsymError(
             "nothing tells how perf's clock stands to py-spy's",
-            f"{_MONOTONIC}, and print text with: perf script --header --ns",
+            f"{_MONOTONIC_REMEDY}, and print text with: perf script --header --ns",
         )
     return shift
 
 
 def _perf_samples(files: Files) -> tuple[Reader, list[Hit]]:
-    """perf's samples, kernel frames named by the history if there is one."""
+    """perf's samples, with kernel frames named by the history if there is one."""
     history = locate.find(files.history, files.perf)
     with _perf_text(files.perf) as text, contextlib.ExitStack() as stack:
         renamer = stack.enter_context(inputs.renamer(text, history, None)) if history else None
@@ -367,7 +354,7 @@ def _perf_samples(files: Files) -> tuple[Reader, list[Hit]]:
 
 @contextlib.contextmanager
 def _perf_text(path: str) -> Iterator[inputs.Text]:
-    """The text of a perf.data, or the file itself if it is such text."""
+    """The text that perf script prints of a perf.data, or that the file itself is."""
     with open(path, "rb") as file:
         is_data = file.read(len(MAGIC)) == MAGIC
         file.seek(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import string
 import time
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +18,6 @@ from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import Locator, Resolver
 from ksym_plugin.timeline.symbols import EXACT, Frame
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
@@ -74,9 +74,14 @@ def command(
         kernel, lines = inputs.open_kernel(vmlinux, with_lines, session.history, statics, stack)
         resolver = Resolver(lookup, kernel or statics)
         locator = Locator(LiveLines() if session.history is None else session.lines, lines)
-        # One call an address: stdin may hold any number, and is answered as it comes.
+
+        def resolve(address: int, is_leaf: bool) -> Frame | Reason:
+            frame = resolver.resolve(address, time_ns)
+            return locator.locate(frame, is_leaf) if isinstance(frame, Frame) else frame
+
+        # Lazily: stdin may hold any number of addresses, and each is answered as it comes.
         found = (
-            (address, _located(resolver, locator, address, time_ns, chain and depth > 0))
+            (address, resolve(address, depth == 0 or not chain))
             for depth, address in enumerate(_addresses(addresses))
         )
         if as_json:
@@ -85,17 +90,10 @@ def command(
             write_lines(_line(address, frame) for address, frame in found)
 
 
-def _located(
-    resolver: Resolver, locator: Locator, address: int, time_ns: int, is_caller: bool
-) -> Frame | Reason:
-    frame = resolver.resolve(address, time_ns)
-    return locator.locate(frame, not is_caller) if isinstance(frame, Frame) else frame
-
-
 def _recorded(
     session: Session, history: BootHistory, at: int | None, clock: str | None, has_image: bool
 ) -> tuple[int, Kallsyms | None]:
-    """The time, and the static names if they are of the same boot."""
+    """The time, and the static symbols if they are of the same boot."""
     time_ns = session.time(at, clock)
     if at is None:
         dial = Dial(history.clock_map(), clock)
@@ -129,27 +127,25 @@ def _line(address: int, frame: Frame | Reason) -> str:
         return f"{hexadecimal(address)}  [unknown]  {frame.text}"
     module = f" ({frame.module})" if frame.module else ""
     certainty = "" if frame.certainty == EXACT else f"  {frame.certainty}"
-    source = ""
+    more = ""
     if frame.location is not None:
-        file, line, text = frame.location.file, frame.location.line, frame.location.text
-        source = f"  {file}:{line}{f': {text}' if text else ''}"
+        more = f"  {frame.location.file}:{frame.location.line}"
+        more += f": {frame.location.text}" if frame.location.text else ""
     elif frame.traced is not None:
-        source = f"  traces {frame.traced}"
-    return f"{hexadecimal(address)}  {frame.name}+{frame.offset:#x}{module}{certainty}{source}"
+        more = f"  traces {frame.traced}"
+    return f"{hexadecimal(address)}  {frame.name}+{frame.offset:#x}{module}{certainty}{more}"
 
 
 def _entry(address: int, frame: Frame | Reason) -> dict[str, Any]:
     if not isinstance(frame, Frame):
         return {"address": hexadecimal(address), "name": None, "reason": frame.text}
-    source = frame.location
-    more = {} if source is None else {"file": source.file, "line": source.line}
-    more.update(text=(source and source.text) or None, traced=frame.traced)
-    return {
-        "address": hexadecimal(address),
-        "name": frame.name,
-        "offset": frame.offset,
-        "module": frame.module,
-        "kind": frame.kind,
-        "certainty": frame.certainty,
-        **{field: value for field, value in more.items() if value is not None},
-    }
+    entry: dict[str, Any] = {"address": hexadecimal(address)}
+    for field in ("name", "offset", "module", "kind", "certainty"):
+        entry[field] = getattr(frame, field)
+    if frame.location is not None:
+        entry.update(file=frame.location.file, line=frame.location.line)
+        if frame.location.text:
+            entry["text"] = frame.location.text
+    if frame.traced is not None:
+        entry["traced"] = frame.traced
+    return entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +13,6 @@ from ksym_plugin.history.locate import describe
 from ksym_plugin.kernel import identity
 from ksym_plugin.perf.session import clocks_now
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
@@ -58,7 +58,10 @@ def command(
             return
         dial = Dial(recorded.clock_map(), clock)
         time_ns = None if everything else session.time(at, clock)
-        found = _chosen(recorded, time_ns, pattern)
+        found = _matching(
+            recorded.lifetimes(_like(pattern)) if time_ns is None else recorded.live(time_ns),
+            pattern,
+        )
         if as_json:
             write_json(_document(recorded, dial, time_ns, found))
             return
@@ -66,10 +69,10 @@ def command(
         write_lines(_table(found, dial))
 
 
-def _show_live(past_wanted: bool, clock: str | None, as_json: bool, pattern: str) -> None:
-    if past_wanted:
+def _show_live(is_past: bool, clock: str | None, as_json: bool, pattern: str) -> None:
+    if is_past:
         raise inputs.no_history()
-    found = [life for life in inputs.lifetimes() if _matches(life, pattern)]
+    found = _matching(inputs.lifetimes(), pattern)
     dial = Dial(clocks_now(), clock)
     if as_json:
         symbols = [_symbol(life, dial) for life in found]
@@ -80,17 +83,13 @@ def _show_live(past_wanted: bool, clock: str | None, as_json: bool, pattern: str
     write_lines(_table(found, dial))
 
 
-def _chosen(recorded: BootHistory, time_ns: int | None, pattern: str) -> list[Lifetime]:
-    found = recorded.lifetimes(_like(pattern)) if time_ns is None else recorded.live(time_ns)
-    return [life for life in found if _matches(life, pattern)]
-
-
-def _matches(lifetime: Lifetime, pattern: str) -> bool:
-    return fnmatchcase(lifetime.symbol.name, options.glob(pattern))
+def _matching(lifetimes: Iterable[Lifetime], pattern: str) -> list[Lifetime]:
+    glob = options.glob(pattern)
+    return [life for life in lifetimes if fnmatchcase(life.symbol.name, glob)]
 
 
 def _like(pattern: str) -> str:
-    """A pattern for SQL that matches at least what the glob does."""
+    """A pattern for SQL's LIKE that matches at least what the glob does."""
     glob = options.glob(pattern)
     return "%" if "[" in glob else glob.replace("*", "%").replace("?", "_")
 
@@ -121,19 +120,16 @@ def _table(found: Iterable[Lifetime], dial: Dial) -> Iterator[str]:
     for life in found:
         symbol = life.symbol
         size = symbol.end - symbol.start
+        functions = life.functions
+        module = "" if functions is None else f" (module, {plural(len(functions), 'name')})"
         yield _ROW.format(
             hexadecimal(symbol.start),
             f"<={size}" if life.open_ended else size,
             "-" if life.prog_id is None else life.prog_id,
             dial.window(life.loaded_earliest, life.loaded_latest),
             dial.window(life.unloaded_earliest, life.unloaded_latest),
-            symbol.name + _kind(life),
+            symbol.name + module,
         )
-
-
-def _kind(life: Lifetime) -> str:
-    """What a name alone does not tell: that it is a module's."""
-    return "" if life.functions is None else f" (module, {plural(len(life.functions), 'name')})"
 
 
 def _document(
@@ -173,16 +169,16 @@ def _gap(loss: Loss, dial: Dial) -> dict[str, Any]:
 
 
 def _details(recorded: BootHistory, dial: Dial, life: Lifetime) -> dict[str, Any]:
-    """What is known of the program a symbol is of, if anything is."""
+    """The details of a symbol's program, if the history has any."""
     program = recorded.programs.of(life)
     if program is None:
         return {}
-    there = bool(program.tag)
+    is_known = bool(program.tag)
     details = {
         "tag": program.tag or None,
-        "type": program.type if there else None,
-        "uid": program.uid if there else None,
-        "load_time": dial.of(program.load_time) if there else None,
+        "type": program.type if is_known else None,
+        "uid": program.uid if is_known else None,
+        "load_time": dial.of(program.load_time) if is_known else None,
         "has_lines": program.table is not None,
         "problem": program.problem or None,
     }

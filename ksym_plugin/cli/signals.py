@@ -1,15 +1,14 @@
-"""Stop signals and a command's end, as something that can be polled; and as a shell has them."""
+"""Signals as a descriptor to poll, and a command's exit status as a shell gives it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from types import FrameType, TracebackType
     from typing import Any
 
     from ksym_plugin.kernel.worker import Forked
@@ -20,14 +19,13 @@ STOPS = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 NOT_FOUND = 127
 NOT_RUN = 126
 BY_SIGNAL = 128
-#: SIGINT counts also where a shell's ``&`` made it ignored; SIGHUP not under nohup.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+_SIGNALS = (*STOPS, signal.SIGCHLD)
 
 
 class Signals:
-    """From entering to leaving, signals arrive at ``fd`` instead of interrupting.
+    """From entering to leaving, signals make ``fd`` readable instead of interrupting.
 
-    Use from the main thread. A process started meanwhile has none of this: handlers end
+    For the main thread. A process that is started meanwhile is not affected: handlers end
     with its exec, and both ends of the pipe are close-on-exec.
     """
 
@@ -44,17 +42,14 @@ class Signals:
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in _SIGNALS:
             before = signal.getsignal(number)
+            # SIGINT is taken also where a shell's ``&`` made it ignored; SIGHUP not under nohup.
             if number != signal.SIGHUP or before != signal.SIG_IGN:
                 self._before[number] = before
-                signal.signal(number, _note)
+                # The handler has nothing to do: the number is in the pipe already.
+                signal.signal(number, lambda *_: None)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
         signal.set_wakeup_fd(self._wakeup)
@@ -70,10 +65,6 @@ class Signals:
         return arrived
 
 
-def _note(number: int, frame: FrameType | None) -> None:
-    """Nothing: the signal's number is in the pipe already."""
-
-
 def shell_status(returncode: int) -> int:
     """A command's exit status as a shell has it, from Popen's."""
     return returncode if returncode >= 0 else BY_SIGNAL - returncode
@@ -85,9 +76,9 @@ def not_run_status(error: OSError) -> int:
 
 
 def pass_on(arrived: set[int], child: subprocess.Popen[bytes] | Forked) -> None:
-    """Send a command the stop signals that did not reach it by themselves.
+    """Send a command the stop signals that have arrived here.
 
-    A Ctrl-C on its terminal has.
+    SIGINT not where a Ctrl-C on the terminal has reached it too.
     """
     for number in arrived & STOPS:
         if child.poll() is None and (number != signal.SIGINT or not _is_foreground()):

@@ -1,12 +1,13 @@
-"""What py-spy writes: a speedscope file, and a log that dates its samples.
+"""What py-spy writes: a speedscope file, and a log that has the times of its samples.
 
-A speedscope file of py-spy has one entry a sample, in the order of time, but no time.
-With ``--threads`` each begins with the frame ``thread (TID): NAME``, behind
-``process PID:"COMMAND"`` frames with ``--subprocesses``. The profiles themselves are kept
-by pthread id, which short-lived threads share: so the frame is believed, the name of the
-profile only where there is no frame.
+A speedscope file of py-spy has one entry a sample, in the order of time, but no times.
+With ``--threads`` each begins with the frame ``thread (TID): NAME``; with
+``--subprocesses`` there are ``process PID:"COMMAND"`` frames before it. There is a profile
+for each pthread id, and several short-lived threads may have had that id. So the thread is
+the one of the frame; a profile's name counts only where there is no such frame.
 
-Frames are functions: between two samples the line has moved on, the function mostly not.
+Frames are functions, without lines: between two samples the line changes nearly always,
+the function seldom.
 
 Under ``RUST_LOG=py_spy=info,remoteprocess=debug`` py-spy logs when it stops each thread for
 a sample, and when it lets it go::
@@ -14,8 +15,8 @@ a sample, and when it lets it go::
     [2026-11-30T02:40:46.372274092Z DEBUG remoteprocess::linux] attached to thread 4711
     [2026-11-30T02:40:46.372531011Z DEBUG remoteprocess::linux] detached from thread 4711
 
-These lines are py-spy's own affair, the same from 0.3.14 to 0.4.3. So nothing is believed
-that does not fit the samples in number.
+py-spy promises nothing about these lines; they are the same from 0.3.14 to 0.4.3. So a log
+is used only as far as it fits the samples in number.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 #: How to record what can be grafted.
 AGAIN = "record again with: ksym pyspy record"
-#: Versions whose log has been seen to be as said above.
+#: The versions whose log is known to have those lines.
 TRIED = ("0.3.14", "0.4.0", "0.4.1", "0.4.3")
 
 _THREAD = re.compile(r"thread \((0x[0-9a-fA-F]+|\d+)\)(?:: (.*))?\Z", re.DOTALL)
@@ -44,7 +45,7 @@ _PROFILE = re.compile(r"(?:Process (\d+) )?Thread (0x[0-9a-fA-F]+|\d+) \"(.*)\"\
 _EXPORTER = re.compile(r"py-spy@(\S+)")
 _SHARED_OBJECT = re.compile(r"\.so(?:\.[0-9.]+)?\Z")
 _PYTHON_FILE = (".py", ".pyw", ".pyx", ".pyi", ".ipynb")
-#: Longer numbers than any thread's.
+#: Longer numbers are no thread's.
 _LONGEST_ID = 20
 
 _LINE = re.compile(
@@ -61,14 +62,14 @@ _SECOND = 1_000_000_000
 
 
 class Frame(NamedTuple):
-    """A frame as folded stacks have it, and whether it is a Python function."""
+    """A frame as folded stacks write it, and whether it is a Python function."""
 
     text: str
     is_python: bool
 
 
 class Stack:
-    """A stack, root first: its Python functions, and all of it with the native frames."""
+    """A stack, root first: ``python`` are its Python functions, ``frames`` also native ones."""
 
     def __init__(self, frames: Iterable[tuple[str, bool]]) -> None:
         self.frames = tuple(Frame(*frame) for frame in frames)
@@ -77,13 +78,13 @@ class Stack:
 
 @dataclass
 class Thread:
-    """The samples of one thread in order; ``pid`` is None where the file does not say."""
+    """The samples of one thread in order; ``pid`` is None if the file has none."""
 
     tid: int
     pid: int | None
     name: str
     samples: list[Stack] = field(default_factory=list)
-    #: False if they come from several profiles: which was first is not known.
+    #: False if they come from several profiles, whose order is not known.
     in_order: bool = True
 
 
@@ -96,7 +97,7 @@ class Profile:
 
 
 class ThreadName(NamedTuple):
-    """``Process PID Thread TID "NAME"``; ``is_pthread`` if the id is no kernel's."""
+    """``Process PID Thread TID "NAME"``; ``is_pthread`` if the id is none of the kernel's."""
 
     pid: int | None
     tid: int
@@ -125,7 +126,7 @@ def parse(document: object) -> Profile:
 
 
 def thread_name(title: str) -> ThreadName | None:
-    """What the name of a profile says; None if it is none of py-spy's."""
+    """The thread that a profile is named after; None if py-spy gives no such names."""
     found = _PROFILE.match(title)
     if found is None:
         return None
@@ -151,11 +152,11 @@ def _thread_id(digits: str) -> tuple[int, bool]:
 
 
 def function_frame(name: str, file: str) -> str:
-    """A Python function as folded stacks have it: it is known as Python's by its file."""
+    """A Python function as folded stacks write it, so that they tell it by its file."""
     name, file = for_stacks(name), for_stacks(file)
     if file.endswith(".py") or file.startswith("<"):
         return f"{name} ({file})"
-    # A script may be called anything; this is how CPython spells functions for perf.
+    # A script may have any name. CPython writes functions like this for perf.
     return f"py::{name}:{file}"
 
 
@@ -166,9 +167,11 @@ class _Reader:
         exporter = _EXPORTER.match(str(document.get("exporter")))
         self.profile = Profile(exporter[1] if exporter else "")
         self._table: list[dict[str, Any]] = document["shared"]["frames"]
-        self._has_native = any(map(_is_shared_object, self._table))
+        self._has_native = any(
+            _SHARED_OBJECT.search(str(frame.get("file") or "")) for frame in self._table
+        )
         self._frames = [self._frame(frame) for frame in self._table]
-        #: What a sample's frame numbers stand for.
+        #: Process, thread and stack of a sample, by its frame numbers.
         self._parsed: dict[tuple[int, ...], tuple[int | None, ThreadName | None, Stack]] = {}
         for profile in document["profiles"]:
             self._read(profile["name"], profile["samples"])
@@ -178,10 +181,9 @@ class _Reader:
         here: set[int] = set()
         for numbers in samples:
             key = tuple(numbers)
-            parsed = self._parsed.get(key)
-            if parsed is None:
-                parsed = self._parsed[key] = self._stack(key)
-            pid, framed, stack = parsed
+            if key not in self._parsed:
+                self._parsed[key] = self._stack(key)
+            pid, framed, stack = self._parsed[key]
             owner = framed or named
             if owner is None:
                 raise ValueError(title)
@@ -220,20 +222,16 @@ class _Reader:
         name, file = str(frame["name"]), str(frame.get("file") or "")
         if not self._has_native or file.endswith(_PYTHON_FILE) or file[:1] == "<":
             return Frame(function_frame(name, file), True)
-        if name.startswith("0x"):  # An address without a symbol, other in each process.
+        if name.startswith("0x"):  # An address without a symbol: it differs in each process.
             name = f"[{file.rpartition('/')[2]}]"
         return Frame(for_stacks(name), False)
-
-
-def _is_shared_object(frame: dict[str, Any]) -> bool:
-    return _SHARED_OBJECT.search(str(frame.get("file") or "")) is not None
 
 
 @dataclass
 class Round:
     """One sample of a process: when its threads were stopped and let go, in ns of UTC.
 
-    ``at`` is when the last one stood, which is when stacks begin to be read.
+    ``at`` is when the last one was stopped, which is when py-spy begins to read stacks.
     """
 
     began: int
@@ -246,13 +244,13 @@ class Round:
 class Log:
     """What a log holds; times are ns of UTC."""
 
-    #: When, which thread, and whether it was stopped (else let go), in order.
+    #: Time, thread, and whether it was stopped (else let go), in order.
     locks: list[tuple[int, int, bool]] = field(default_factory=list)
-    #: When names of threads were looked up: in a process's first round, and for new ones.
+    #: When py-spy looked up names of threads: in a process's first round, and for new ones.
     named: list[int] = field(default_factory=list)
     #: How many samples failed.
     errors: int = 0
-    #: Whether it ended because the process did.
+    #: Whether py-spy ended because the process did.
     exited: bool = False
     #: py-spy's options as it prints them, as ``gil_only`` = ``false``; not all are printed.
     settings: dict[str, str] = field(default_factory=dict)
@@ -263,7 +261,7 @@ class Log:
 
 
 def parse_log(lines: Iterable[bytes]) -> Log:
-    """What the log's lines say; whatever else is among them is passed over."""
+    """Read a log; lines that are none of those expected are passed over."""
     log = Log()
     for line in lines:
         found = _LINE.match(line)
@@ -297,10 +295,10 @@ def _add_event(log: Log, time: int, message: bytes) -> None:
 
 
 def rounds(log: Log, tids: Collection[int] | None = None) -> list[Round]:
-    """The rounds of the process that has these threads; None: of the only one.
+    """The rounds of the process with these threads; None if there is only one process.
 
-    py-spy stops all threads, reads them, lets all go. Several processes are read at the
-    same time, so each is looked at alone.
+    py-spy stops all threads of a process, reads them, and lets all go. It reads several
+    processes at the same time, so each has rounds of its own.
     """
     found: list[Round] = []
     is_over = True
@@ -321,10 +319,10 @@ def rounds(log: Log, tids: Collection[int] | None = None) -> list[Round]:
 
 
 def starting(log: Log, found: list[Round], is_alone: bool) -> int:
-    """How many of a process's first rounds gave no sample: py-spy's first look at it.
+    """How many of a process's first rounds gave no sample, as py-spy only looked at it.
 
-    In the last of them it first looks up the names of threads; where it reads several
-    processes, nothing tells whose.
+    In the last of them it looks up the names of threads for the first time; if it reads
+    several processes, the log does not tell for which.
     """
     if not is_alone or not log.named:
         return min(1, len(found))

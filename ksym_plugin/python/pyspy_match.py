@@ -1,9 +1,9 @@
-"""Dating py-spy's samples, and what two of them say of the time between.
+"""The times of py-spy's samples, and what ran between two of them.
 
-The k-th round in which a thread was stopped gave the thread's k-th sample: so the log dates
-the samples, to the instant. Two neighbours that agree tell what ran between them; two that
-do not tell what they have in common. How far that holds is checked on the samples
-themselves: each is predicted from its neighbours.
+The k-th round in which py-spy stopped a thread gave that thread's k-th sample, and the log
+has the time of each round. Between two samples that agree, what ran is what both have;
+between two that differ, only the callers they share are known. How often that is right is
+checked on the samples themselves: each is predicted from its neighbours.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ if TYPE_CHECKING:
 
     from ksym_plugin.python.pyspy import Log, Profile, Round, Stack, Thread
 
-#: Neighbours further apart than so many mean intervals say nothing of what is between.
+#: Neighbours further apart than so many mean intervals do not tell what ran between them.
 FARTHEST = 4
-#: Rounds without a sample: py-spy is ended in one, and stops threads that just begin or are
-#: done, and fails. So many at the end are normal; where others are is not known, and too many
-#: of those leave nothing to go by. A process that exits is stopped after its interpreter is
-#: gone.
-_AT_THE_END = 3
+#: Some rounds give no sample: py-spy is ended in one, or fails, or stops a thread that just
+#: begins or ends. So many at the end are normal. Others may be anywhere, and with too many
+#: of them no sample has a time.
+_MOST_AT_END = 3
 MOST_SLACK = 10
-#: A share of samples in threads that do not fit the log, above which nothing is believed.
+#: If threads that do not fit the log have more of the samples than this, log and samples
+#: are not of one run.
 _MOST_MISFIT = 0.5
-#: What predicts well enough (measured: where the leaves were right, all of it did).
+#: The self-check passes with so many right of so many checked. Wherever this was measured
+#: to pass, the leaves were right too.
 LEAST_SHARE = 0.95
 LEAST_CHECKED = 50
-#: Where neighbours do not predict, so many on each side have to have a caller in common.
+#: If it fails, a caller is given only if so many samples on each side have it.
 _AROUND = 5
 
 
 class Dated(NamedTuple):
     """The samples of one thread and when they were taken, in CLOCK_MONOTONIC ns.
 
-    ``slack`` more instants are known than samples, and not which are too many: sample k is
-    of one of ``times[k]`` to ``times[k + slack]``.
+    There are ``slack`` more times than samples, and which of them had none is not known:
+    sample k was taken at one of ``times[k]`` to ``times[k + slack]``.
     """
 
     times: Sequence[int]
@@ -53,7 +54,7 @@ class Dated(NamedTuple):
     mean: float
 
     def around(self, time: int) -> tuple[int, int] | None:
-        """The last sample that is surely before a time, and the first surely after; or None."""
+        """The last sample surely before a time and the first surely after; None at the ends."""
         after = bisect_right(self.times, time)
         before = after - 1 - self.slack
         if before < 0 or after >= len(self.stacks):
@@ -67,11 +68,13 @@ class Dated(NamedTuple):
 
 @dataclass
 class Dating:
-    """All threads that fit, by their ids as perf has them, and what the log says of the run."""
+    """The threads that fit the log, by their ids as perf has them, and figures of the run."""
 
     threads: dict[int, Dated] = field(default_factory=dict)
-    #: Threads whose samples are more, or much fewer, than the log's.
+    #: Threads with more samples than the log has rounds, or far fewer.
     misfits: set[int] = field(default_factory=set)
+    #: Threads that py-spy stopped and found no Python in.
+    natives: set[int] = field(default_factory=set)
     #: Samples a second that were reached, and the share of the time spent stopped.
     rate: float = 0.0
     pause: float = 0.0
@@ -80,7 +83,7 @@ class Dating:
 def date(
     profile: Profile, log: Log, shift: int, outer: Mapping[int, int], has_idle: bool = False
 ) -> Dating:
-    """The instant of every sample.
+    """The time of every sample.
 
     ``shift`` turns ns of UTC into CLOCK_MONOTONIC; ``outer`` turns ids of threads in a PID
     namespace into perf's and the log's; ``has_idle`` says that py-spy was surely told
@@ -98,18 +101,18 @@ def date(
         rounds = pyspy.rounds(log, None if is_alone else threads)
         rounds = rounds[pyspy.starting(log, rounds, is_alone) :]
         longest = max(longest, rounds, key=len)
-        most_lost = len(rounds) if log.exited and has_idle else _AT_THE_END
+        # A process that exits is still stopped when its interpreter is gone.
+        most_lost = len(rounds) if log.exited and has_idle else _MOST_AT_END
         _date_process(dating, threads, rounds, shift, most_lost, log.errors)
-    _measure(dating, longest)
+    span = longest[-1].ended - longest[0].began if longest else 0
+    if span > 0:
+        dating.rate = len(longest) * 1e9 / span
+        dating.pause = sum(round.ended - round.began for round in longest) / span
+    # A misfit that is not in the log is there under an id of a namespace: it may be any thread.
+    if dating.misfits <= log.tids:
+        dating.natives = log.tids - dating.threads.keys() - dating.misfits
     _require_fit(dating, processes.values(), profile.version)
     return dating
-
-
-def _measure(dating: Dating, rounds: Sequence[Round]) -> None:
-    span = rounds[-1].ended - rounds[0].began if rounds else 0
-    if span > 0:
-        dating.rate = len(rounds) * 1e9 / span
-        dating.pause = sum(round.ended - round.began for round in rounds) / span
 
 
 def _date_process(
@@ -129,7 +132,7 @@ def _date_process(
     mean = (rounds[-1].at - rounds[0].at) / max(1, len(rounds) - 1) if rounds else 0.0
     samples = {tid: _own(thread.samples) for tid, thread in threads.items()}
     extras = {tid: len(times.get(tid, ())) - len(stacks) for tid, stacks in samples.items()}
-    # What was cut off at the end, all that lived then lack alike.
+    # All threads that lived at the end lack the samples of the rounds that were cut off there.
     cut_off = min((extra for tid, extra in extras.items() if tid in last), default=0)
     cut_off = max(0, min(cut_off, most_lost) - errors)
     for tid, thread in threads.items():
@@ -143,9 +146,9 @@ def _date_process(
 
 
 def _own(samples: Sequence[Stack]) -> list[Stack]:
-    """The samples without those of threads that this one was about to start.
+    """The samples of a thread, without those of threads that it was about to start.
 
-    Until a thread runs, CPython has its maker's id for it, and no frames.
+    Until a new thread runs, CPython has its creator's id for it, and no frames.
     """
     whole = [at for at, stack in enumerate(samples) if stack.frames]
     if not whole:
@@ -171,17 +174,14 @@ def _require_fit(
 
 
 class Found(NamedTuple):
-    """What is known of the Python side at an instant.
-
-    ``frames`` are those that hold; ``is_whole`` if the leaf is among them.
-    """
+    """The Python frames that are known of a time; with the leaf if ``is_whole``."""
 
     frames: tuple[str, ...]
     is_whole: bool
 
 
 class Matcher:
-    """Answers for the instants of one thread. ``withheld``: leaves are not given at all."""
+    """Finds the frames of one thread at a time; if ``withheld``, never with the leaf."""
 
     def __init__(self, dated: Dated, withheld: bool) -> None:
         self._dated = dated
@@ -201,18 +201,18 @@ class Matcher:
     def _between(self, before: int, after: int) -> Found:
         dated = self._dated
         if self._withheld:
-            stacks = dated.stacks[max(0, before - _AROUND) : after + _AROUND + 1]
-            shared = _common([stack.python for stack in stacks])
-            shortest = min(len(stack.python) for stack in stacks)
-            return Found(shared[: max(0, shortest - 1)], False)
+            pythons = [
+                stack.python
+                for stack in dated.stacks[max(0, before - _AROUND) : after + _AROUND + 1]
+            ]
+            shortest = min(map(len, pythons))
+            return Found(_common(pythons)[: max(0, shortest - 1)], False)
         stacks = dated.stacks[before : after + 1]
         shared = _common([stack.python for stack in stacks])
         agree = all(stack.python == shared for stack in stacks)
-        if not agree or not dated.is_near(before, after):
-            return Found(shared, False)
-        if all(stack is stacks[0] for stack in stacks):
-            return Found(tuple(text for text, _ in stacks[0].frames), True)
-        return Found(_with_native(stacks), True)
+        if agree and dated.is_near(before, after):
+            return Found(_with_native(stacks), True)
+        return Found(shared, False)
 
 
 def _common(stacks: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -223,7 +223,9 @@ def _common(stacks: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _with_native(stacks: Sequence[Stack]) -> tuple[str, ...]:
-    """Stacks of the same Python frames, with the native ones between that all have."""
+    """The frames of stacks with the same Python frames, with the native ones that all have."""
+    if all(stack is stacks[0] for stack in stacks):
+        return tuple(text for text, _ in stacks[0].frames)
     parts = [_segments(stack) for stack in stacks]
     frames: list[str] = []
     for segments, python in zip_longest(zip(*parts), stacks[0].python):
@@ -260,10 +262,10 @@ class Check:
         return self.checked >= LEAST_CHECKED and self.share >= LEAST_SHARE
 
     def add(self, dated: Dated, hits: Sequence[int]) -> None:
-        """Take in a thread, with the sorted instants at which perf hit it.
+        """Check the samples of a thread, with the sorted times of perf's samples of it.
 
-        Only samples that have hits on both sides count: the others are of a thread that
-        waits, which is easily predicted and never asked for.
+        Only those with one of perf's on both sides count: the others are of a thread that
+        waits, which is easy to predict, and for which no sample of perf needs frames.
         """
         counts = [bisect_right(hits, time) for time in dated.times[: len(dated.stacks)]]
         for at in range(1, len(dated.stacks) - 1):

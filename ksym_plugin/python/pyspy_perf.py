@@ -1,7 +1,7 @@
-"""perf's side: samples of ``perf script`` text as thread, instant and kernel stack.
+"""perf's samples from ``perf script`` text: thread, time and kernel stack.
 
-Text with ``--ns --header``, recorded with ``-k CLOCK_MONOTONIC``; its header also tells
-how far UTC, py-spy's clock, is from that.
+The text is printed with ``--ns --header`` and recorded with ``-k CLOCK_MONOTONIC``. Its
+header also tells how far UTC, py-spy's clock, is from that.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _REFERENCE = re.compile(
 )
 _MONOTONIC = b"1"
 _SECOND = 1_000_000_000
-_HOW = Options(kernel=True, bpf=True)
-#: Where a thread stands while py-spy holds it (kernel/signal.c).
-_HELD = re.compile(rb"ptrace_stop|ptrace_do_notify|ptrace_notify|do_jobctl_trap")
-#: How much is kept of lines.
-_MOST = 1 << 17
+_OPTIONS = Options(kernel=True, bpf=True)
+#: Where a thread is while py-spy has it stopped (kernel/signal.c).
+_STOPPED = re.compile(rb"ptrace_stop|ptrace_do_notify|ptrace_notify|do_jobctl_trap")
+#: How many formatted lines are kept.
+_MOST_FORMATTED = 1 << 17
 _LONGEST_ID = 10
 
 
 class Hit(NamedTuple):
-    """A sample: its thread, when (CLOCK_MONOTONIC ns), and the kernel frames, root first.
+    """A sample of perf: its thread, time (CLOCK_MONOTONIC ns) and kernel frames, root first.
 
-    ``is_held`` says that py-spy held the thread then: what it was caught at is py-spy's.
+    ``is_stopped`` if py-spy had the thread stopped: then the frames are of that stop.
     """
 
     comm: str
@@ -44,14 +44,14 @@ class Hit(NamedTuple):
     tid: int
     time: int
     kernel: tuple[str, ...]
-    is_held: bool
+    is_stopped: bool
 
 
 class Reader:
-    """Text in, hits out; ``is_monotonic`` and ``shift`` are known once its header is read.
+    """Reads text into hits; ``is_monotonic`` and ``shift`` are set once its header is read.
 
-    Only the first event is taken; ``passed_over`` samples were of others, or cannot be
-    placed for want of a thread or a time.
+    Only samples of the first event are taken. ``passed_over`` were of others, or have no
+    thread or no time.
     """
 
     def __init__(self, renamer: Renamer | None = None) -> None:
@@ -64,8 +64,9 @@ class Reader:
         self._formatted: dict[bytes, tuple[str, bool]] = {}
         self._stacks: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._header: text.Header | None = None
+        self._time = 0
         self._frames: list[str] = []
-        self._is_held = False
+        self._is_stopped = False
 
     def read(self, pieces: Iterable[bytes]) -> Iterator[Hit]:
         cutter = Cutter()
@@ -84,7 +85,7 @@ class Reader:
             self._comment(line)
             return
         if self._header is not None:
-            yield from self._finish(self._header)
+            yield self._finish(self._header)
             self._header = None
         if line.strip():
             self._begin(line)
@@ -107,13 +108,15 @@ class Reader:
         if header is None:
             return
         self._event = self._event or header.event
-        is_placed = header.pid and header.window() is not None
-        if header.event != self._event or not is_placed or len(header.tid) > _LONGEST_ID:
+        window = header.window()
+        has_thread = header.pid and len(header.tid) <= _LONGEST_ID
+        if header.event != self._event or not has_thread or window is None:
             self.passed_over += 1
             return
         self._header = header
+        self._time = window[0]
         self._frames = []
-        self._is_held = False
+        self._is_stopped = False
         if self._renamer is not None:
             self._renamer.begin(header)
 
@@ -123,13 +126,13 @@ class Reader:
         formatted = self._formatted.get(line)
         if formatted is None:
             formatted = self._format(line)
-        frame, is_held = formatted
+        frame, is_stop = formatted
         if frame:
             self._frames.append(frame)
-        self._is_held = self._is_held or is_held
+        self._is_stopped = self._is_stopped or is_stop
 
     def _format(self, line: bytes) -> tuple[str, bool]:
-        """The kernel frame of a line, empty if it has none; and whether that is a stop."""
+        """The kernel frame of a line, empty if it has none; and whether it is in a stop."""
         frame = text.frame(line)
         is_kernel = frame is not None and len(frame.digits) == 16 and frame.address >> 63
         is_settled = True
@@ -139,19 +142,15 @@ class Reader:
         if frame is None or not is_kernel:
             formatted = ("", False)
         else:
-            piece = format_frame(frame, _HOW, False).decode("utf-8", "surrogateescape")
-            formatted = (piece, _HELD.fullmatch(frame.name) is not None)
-        if is_settled and len(self._formatted) < _MOST:
+            name = format_frame(frame, _OPTIONS, False).decode("utf-8", "surrogateescape")
+            formatted = (name, _STOPPED.fullmatch(frame.name) is not None)
+        if is_settled and len(self._formatted) < _MOST_FORMATTED:
             self._formatted[line] = formatted
         return formatted
 
-    def _finish(self, header: text.Header) -> Iterator[Hit]:
-        window = header.window()
-        if window is None:
-            return
+    def _finish(self, header: text.Header) -> Hit:
+        comm = format_task(header.comm).decode("utf-8", "surrogateescape")
+        pid, tid = int(header.pid[:_LONGEST_ID]), int(header.tid)
         stack = tuple(reversed(self._frames))
         stack = self._stacks.setdefault(stack, stack)
-        comm = format_task(header.comm).decode("utf-8", "surrogateescape")
-        yield Hit(
-            comm, int(header.pid[:_LONGEST_ID]), int(header.tid), window[0], stack, self._is_held
-        )
+        return Hit(comm, pid, tid, self._time, stack, self._is_stopped)

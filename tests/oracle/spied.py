@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ksym_plugin.cli.pyspy_record import load_info
 from ksym_plugin.python import pyspy, pyspy_graft, pyspy_match, pyspy_perf
+from ksym_plugin.python.pyspy_match import Matcher
 from tests.oracle.phases import PROGRAM
 
 if TYPE_CHECKING:
@@ -102,13 +103,13 @@ def score(folder: str | Path) -> tuple[Score, pyspy_match.Check]:
     # perf read both clocks too, UTC to the microsecond.
     assert abs(shift - reader.shift) < 100_000
     dating = pyspy_match.date(profile, log, shift, info.outer, True)
-    answers = pyspy_graft.matchers(dating, False)
+    answers = {tid: Matcher(dated, False) for tid, dated in dating.threads.items()}
     result = Score()
     truth = Truth(folder / "truth.json")
     for tid, hits in threads.items():
         for hit in hits:
             function = truth.at(tid, hit.time)
-            if function is not None and not hit.is_held:
+            if function is not None and not hit.is_stopped:
                 found = answers[tid].at(hit.time) if tid in answers else None
                 leaf = found.frames[-1] if found is not None and found.is_whole else None
                 result.add(function, leaf, hit.kernel)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ksym_plugin.python import pyspy, pyspy_graft, pyspy_match, pyspy_perf
 from ksym_plugin.python.pyspy import Profile, Stack, Thread
-from ksym_plugin.python.pyspy_match import Dated, Matcher
+from ksym_plugin.python.pyspy_match import Dated, Dating, Matcher
 from ksym_plugin.python.pyspy_perf import Hit
 from ksym_plugin.timeline.errors import KsymError
 
@@ -241,25 +241,16 @@ def test_the_gate_wants_both_enough_and_many() -> None:
 # Grafting
 
 
-def hit(tid: int, time: int, *kernel: str, pid: int = 1, held: bool = False) -> Hit:
-    return Hit("py", pid, tid, time, kernel, held)
+def hit(tid: int, time: int, *kernel: str, pid: int = 1, stopped: bool = False) -> Hit:
+    return Hit("py", pid, tid, time, kernel, stopped)
 
 
 def test_samples_are_sorted_by_what_is_known() -> None:
-    answers = {1: Matcher(dated([0, 10, 20], [A, A, B]), False)}
-    threads = pyspy_graft.by_thread(
-        [
-            hit(1, 5, "sys"),
-            hit(1, 15, "sys"),
-            hit(1, 30),
-            hit(2, 5, "sys"),
-            hit(3, 5),
-            hit(4, 5, pid=9),
-            hit(1, 6, "ptrace_stop", held=True),
-        ]
-    )
-    grafted = pyspy_graft.graft(threads, answers, (), {2})
-    assert grafted.counts == {
+    dating = Dating({1: dated([0, 10, 20], [A, A, B])}, natives={2})
+    hits = [hit(1, 5, "sys"), hit(1, 15, "sys"), hit(1, 30), hit(2, 5, "sys"), hit(3, 5)]
+    hits += [hit(4, 5, pid=9), hit(1, 6, "ptrace_stop", stopped=True)]
+    grafted = pyspy_graft.graft(pyspy_graft.by_thread(hits), dating, False)
+    assert grafted.stacks.by_text() == {
         "py;main;a;sys": 1,
         f"py;main;{pyspy_graft.UNCERTAIN};sys": 1,
         f"py;{pyspy_graft.STACK_UNKNOWN}": 2,
@@ -268,13 +259,13 @@ def test_samples_are_sorted_by_what_is_known() -> None:
     }
     tally = grafted.tally
     assert (tally.matched, tally.uncertain, tally.unknown, tally.no_python) == (1, 1, 2, 2)
-    assert (tally.held, tally.samples) == (1, 6)
+    assert (tally.stopped, tally.samples) == (1, 6)
 
 
 def test_two_recordings_of_different_processes_are_refused() -> None:
-    answers = {1: Matcher(dated([0, 10], [A, A]), False)}
+    dating = Dating({1: dated([0, 10], [A, A])})
     with pytest.raises(KsymError, match="both"):
-        pyspy_graft.graft(pyspy_graft.by_thread([hit(2, 5)]), answers, (), ())
+        pyspy_graft.graft(pyspy_graft.by_thread([hit(2, 5)]), dating, False)
 
 
 # perf's text
@@ -304,7 +295,7 @@ def test_perf_s_text_is_read() -> None:
     hits = list(reader.read([TEXT]))
     assert reader.is_monotonic is True
     assert reader.shift == 17881737789988 - 1796032475002642000
-    assert [(h.comm, h.pid, h.tid, h.time % 10, h.is_held) for h in hits] == [
+    assert [(h.comm, h.pid, h.tid, h.time % 10, h.is_stopped) for h in hits] == [
         ("py:x", 5, 6, 1, False),
         ("py", 5, 5, 2, False),
         ("py", 5, 5, 3, True),
