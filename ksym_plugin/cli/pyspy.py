@@ -167,7 +167,7 @@ def record(
     if (pid is None) == (not command):
         raise click.UsageError("name a process with -p, or give a command after --")
     pyspy_record.py_spy()
-    how = pyspy_record.How(rate, freq, event, native, subprocesses)
+    how = pyspy_record.SamplingOptions(rate, freq, event, native, subprocesses)
     status = 0
     with _folder(keep) as folder, Signals() as signals, contextlib.ExitStack() as stack:
         started = None

@@ -1,6 +1,6 @@
-"""perf, py-spy and the recorder at work on one process: for ``ksym pyspy record``.
+"""Runs perf, py-spy and the recorder on one process, for ``ksym pyspy record``.
 
-perf starts first and ends last, so that what py-spy saw lies within what perf saw.
+perf starts first and ends last, so that it has samples for all the time that py-spy has.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from ksym_plugin.cli.signals import Signals
 
 
-#: Stopping so many threads for each sample holds a process up (py-spy's issue 872).
+#: Stopping more threads for each sample slows a process down (py-spy's issue 872).
 _MANY_THREADS = 32
 _LOW_RATE = 20
 _PYTHON = re.compile(rb"(?:libpython|/python)(\d)\.(\d+)")
 _STEP_SECONDS = 0.05
 #: How long a command may take until it is a Python process.
 _PYTHON_SECONDS = 5.0
-#: Longer than anybody records: py-spy counts samples, and is told to stop.
+#: Longer than anybody records: py-spy is ended by a signal.
 _FOR_EVER = "999999"
-#: What py-spy prints, over and over, once it has lost a thread; it then never recovers.
+#: Once py-spy has lost a thread it prints this over and over, and never recovers.
 _FAILED = b"Failed to suspend process"
 _FAILURES = 30
 _TAIL = 1 << 13
-#: How long it may then take to write what it has, while it may hold the process.
+#: How long it may then take to write its file, as it may have the process stopped.
 _STUCK_SECONDS = 5.0
 _SAMPLING = b"Sampling process"
 #: What a folder of ``ksym pyspy record --keep`` holds.
@@ -50,17 +50,17 @@ PERF_DATA = "perf.data"
 PYSPY = "pyspy.json"
 LOG = "pyspy.log"
 INFO = "session.json"
-#: UTC is py-spy's clock: a step of it, in ns, would misplace every sample after it.
+#: py-spy's times are UTC. If UTC is set by more ns than this, later samples have wrong times.
 _CLOCK_STEP = 100_000
-_PERF_LOG = "perf.log"
-_RECORDER_LOG = "recorder.log"
+_ASK_DOCTOR = "see what this user may do with: ksym doctor"
 
 
 class Command:
-    """A process that becomes ``call`` once it is let go; ``pid`` stays the same.
+    """A process that executes ``call`` once it is let go; ``pid`` stays the same.
 
-    On leaving, it is waited for, also by an error: it is somebody's work and has done
-    nothing wrong. One that was never let go just ends. Signals are passed on meanwhile.
+    Leaving the context waits for its end, also after an error: the command is the user's,
+    and the error is none of its own. A process that was never let go ends at once. Signals
+    are passed on meanwhile.
     """
 
     def __init__(self, call: Sequence[str], signals: Signals) -> None:
@@ -71,7 +71,7 @@ class Command:
             self.pid = os.fork()
             if not self.pid:
                 os.close(self._go)
-                _become(call, go)
+                _execute(call, go)
             self._process = Forked(self.pid)
         except BaseException:
             os.close(self._go)
@@ -90,7 +90,7 @@ class Command:
         self.wait()
 
     def let_go(self) -> None:
-        """Have it become the command; it has, or has ended, when this returns."""
+        """Have it execute the command; when this returns it has, or has ended."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._go, b"x")
         # Its end of the pipe is closed by exec, or with the process.
@@ -115,8 +115,8 @@ class Command:
         return self._process.poll() is not None
 
 
-def _become(call: Sequence[str], go: int) -> None:
-    """Wait for a byte, then run the command in this process's place; never returns."""
+def _execute(call: Sequence[str], go: int) -> None:
+    """Wait for a byte, then execute the command in this process; never returns."""
     status = NOT_RUN
     try:
         if os.read(go, 1):
@@ -131,7 +131,7 @@ def _become(call: Sequence[str], go: int) -> None:
 
 
 def python_of(pid: int) -> tuple[int, int] | None:
-    """The version of Python that a process runs, by its files' names; None if none tells."""
+    """The version of Python that a process runs, by the names of its files; None if unknown."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
             found = _PYTHON.search(file.read())
@@ -141,7 +141,7 @@ def python_of(pid: int) -> tuple[int, int] | None:
 
 
 def require_fit(pid: int, rate: int) -> None:
-    """KsymError for a process that is not there, has a debugger, or would be held up."""
+    """KsymError if a process does not exist, is being traced, or would be slowed down."""
     try:
         tids = os.listdir(f"/proc/{pid}/task")
     except FileNotFoundError:
@@ -173,7 +173,7 @@ def _status(pid: int, tid: str, field: str) -> list[str]:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it started and that still run."""
+    """A process and its descendants that still run."""
     found = [pid]
     for parent in found:
         with contextlib.suppress(OSError):
@@ -184,7 +184,7 @@ def family(pid: int) -> list[int]:
 
 
 def outer_ids(pids: Iterable[int]) -> Mapping[int, int]:
-    """This namespace's ids of threads by those in a PID namespace of their own."""
+    """The ids of threads in this PID namespace, by their ids in one of their own."""
     outer: dict[int, int] = {}
     for pid in pids:
         if len(_status(pid, str(pid), "NSpid")) < 2:
@@ -197,7 +197,7 @@ def outer_ids(pids: Iterable[int]) -> Mapping[int, int]:
     return outer
 
 
-def is_there(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
@@ -209,8 +209,9 @@ def is_there(pid: int) -> bool:
 class RecordingInfo:
     """What is known of a recording besides its files.
 
-    ``clocks`` are UTC and CLOCK_MONOTONIC in ns, read together before and after; ``outer``
-    maps ids of threads in a PID namespace to the host's; ``rate`` is what py-spy was asked.
+    ``clocks`` are pairs of UTC and CLOCK_MONOTONIC in ns, read before and after it.
+    ``outer`` maps ids of threads in a PID namespace to the host's. ``rate`` is the one that
+    py-spy was asked for.
     """
 
     clocks: list[tuple[int, int]] = field(default_factory=list)
@@ -232,7 +233,7 @@ class RecordingInfo:
 
 
 def load_info(path: str) -> RecordingInfo:
-    """What a file says of a recording. KsymError for another file."""
+    """Read what ``save`` has written. KsymError for any other file."""
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
@@ -245,8 +246,8 @@ def load_info(path: str) -> RecordingInfo:
         raise KsymError(f"{path} is no session of ksym pyspy record", AGAIN) from None
 
 
-class How(NamedTuple):
-    """What is asked of the samplers: their rates in samples a second, perf's event, and modes."""
+class SamplingOptions(NamedTuple):
+    """Both samplers' rates in samples a second, perf's event, and py-spy's modes."""
 
     rate: int
     frequency: int
@@ -267,11 +268,11 @@ def py_spy() -> str:
 class Sampling:
     """One recording, in ``folder``; from entering to leaving its children run."""
 
-    def __init__(self, folder: str, pid: int, how: How, signals: Signals) -> None:
+    def __init__(self, folder: str, pid: int, options: SamplingOptions, signals: Signals) -> None:
         self.folder = folder
-        self.info = RecordingInfo(rate=how.rate)
+        self.info = RecordingInfo(rate=options.rate)
         self._pid = pid
-        self._how = how
+        self._options = options
         self._signals = signals
         self._perf: Child | None = None
         self._py_spy: Child | None = None
@@ -288,46 +289,45 @@ class Sampling:
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
 
+    def _pids(self) -> list[int]:
+        return family(self._pid) if self._options.subprocesses else [self._pid]
+
     def start_recorder(self, history: str) -> None:
-        """Follow BPF symbols into ``history``; what keeps it from that is said, not raised."""
-        # Modules from where this process has them, and none of the working directory's.
+        """Record BPF symbols into ``history``; if that cannot be done, a message says so."""
+        # Under -I, with this process's path: no modules of the working directory.
         code = f"import sys; sys.path[:] = {sys.path!r}; from ksym_plugin.cli import main; main()"
         call = [sys.executable, "-I", "-c", code, "record", "-o", history]
-        self._recorder = Child(call, self.path(_RECORDER_LOG))
+        self._recorder = Child(call, self.path("recorder.log"))
         if not self._recorder.wait_for(b"recording with"):
             say(f"BPF symbols are not recorded: {self._recorder.problem()}")
             self._recorder = None
 
     def start_perf(self) -> None:
-        """perf, recording when this returns. KsymError if it does not."""
-        how, command, acknowledge = self._how, self.path("control"), self.path("ack")
-        pids = family(self._pid) if how.subprocesses else [self._pid]
-        call = ["perf", "record", "-e", how.event, "-F", str(how.frequency), "-g"]
+        """Start perf and wait until it records. KsymError if it does not."""
+        options, command, acknowledge = self._options, self.path("control"), self.path("ack")
+        call = ["perf", "record", "-e", options.event, "-F", str(options.frequency), "-g"]
         call += ["--kernel-callchains", "-k", "CLOCK_MONOTONIC", "-D", "-1"]
-        # perf would first list all programs, which takes it a minute with ten thousand.
+        # Else perf first lists all programs, which takes a minute for ten thousand.
         call += ["--no-bpf-event"] if self._recorder is not None else []
         call += [f"--control=fifo:{command},{acknowledge}", "-o", self.path(PERF_DATA)]
-        call += ["-p", ",".join(map(str, pids))]
+        call += ["-p", ",".join(map(str, self._pids()))]
         with contextlib.ExitStack() as stack:
             writer, reader = (_fifo(path, stack) for path in (command, acknowledge))
-            self._perf = Child(call, self.path(_PERF_LOG))
+            self._perf = Child(call, self.path("perf.log"))
             os.write(writer, b"enable\n")
-            if not self._perf.wait_until(lambda: _is_readable(reader)):
+            if not self._perf.wait_until(lambda: bool(select.select([reader], [], [], 0)[0])):
                 self._require_target()
-                raise KsymError(
-                    f"perf does not record: {self._perf.problem()}",
-                    "see what this user may do with: ksym doctor",
-                )
+                raise KsymError(f"perf does not record: {self._perf.problem()}", _ASK_DOCTOR)
 
     def start_py_spy(self, is_starting: bool) -> None:
-        """py-spy, sampling when this returns; tried again for a process that just starts."""
+        """Start py-spy and wait until it samples; try again while a process is starting."""
         self.info.clocks.append(_clocks())
         until = time.monotonic() + (_PYTHON_SECONDS if is_starting else 0)
         while True:
             self._py_spy = child = self._call_py_spy()
             if child.wait_for(_SAMPLING):
                 return
-            if time.monotonic() >= until or not is_there(self._pid):
+            if time.monotonic() >= until or not is_running(self._pid):
                 self._require_target()
                 raise KsymError(
                     f"py-spy cannot sample process {self._pid}: {child.problem().rstrip('.')}",
@@ -336,31 +336,29 @@ class Sampling:
             time.sleep(_STEP_SECONDS)
 
     def _require_target(self) -> None:
-        if not is_there(self._pid):
+        if not is_running(self._pid):
             raise KsymError(
                 f"process {self._pid} has ended before it could be sampled",
                 "sample one that runs longer",
             )
 
     def _call_py_spy(self) -> Child:
-        how = self._how
-        call = [py_spy(), "record", "-p", str(self._pid), "-r", str(how.rate), "-d", _FOR_EVER]
-        call += ["-f", "speedscope"]
-        call += ["--idle", "--threads", "--full-filenames", "-o", self.path(PYSPY)]
-        call += ["--native"] if how.native else []
-        call += ["--subprocesses"] if how.subprocesses else []
-        environment = {"RUST_LOG": "py_spy=info,remoteprocess=debug"}
-        return Child(call, self.path(LOG), environment)
+        rate, _, _, native, subprocesses = self._options
+        call = [py_spy(), "record", "-p", str(self._pid), "-r", str(rate), "-d", _FOR_EVER]
+        call += ["-f", "speedscope", "--idle", "--threads", "--full-filenames"]
+        call += ["--native"] if native else []
+        call += ["--subprocesses"] if subprocesses else []
+        call += ["-o", self.path(PYSPY)]
+        return Child(call, self.path(LOG), {"RUST_LOG": "py_spy=info,remoteprocess=debug"})
 
     def run(self, seconds: float | None) -> bool:
-        """Sample for so long, until a signal, or until the process is gone or no longer seen.
+        """Sample until the time is up, a signal comes, or perf or py-spy ends.
 
-        Whether it is to go on: False if the time is up, or a signal came.
+        Returns whether the process may go on: False after the time and after a signal.
         """
         until = None if seconds is None else time.monotonic() + seconds
         while until is None or time.monotonic() < until:
-            pids = family(self._pid) if self._how.subprocesses else (self._pid,)
-            self.info.outer.update(outer_ids(pids))
+            self.info.outer.update(outer_ids(self._pids()))
             left = _STEP_SECONDS if until is None else min(_STEP_SECONDS, until - time.monotonic())
             select.select([self._signals.fd], [], [], max(0.0, left))
             if self._signals.take() & STOPS:
@@ -373,7 +371,7 @@ class Sampling:
         return False
 
     def _end_stuck(self) -> bool:
-        """End py-spy if it does nothing any more but fail; whether it did."""
+        """End py-spy if all it does any more is to fail; True if that was so."""
         if self._py_spy is None:
             return False
         lines = self._py_spy.last_lines(_TAIL)
@@ -387,16 +385,16 @@ class Sampling:
         return True
 
     def stop(self) -> None:
-        """Have all write what they have."""
+        """End the samplers and the recorder, which then write their files."""
         if self._py_spy is not None:
             self._py_spy.end(signal.SIGINT)
         self.info.clocks.append(_clocks())
         if self._perf is not None:
             self._perf.end(signal.SIGINT)
         if self._recorder is not None:
-            was_at_work = self._recorder.status is None
+            was_running = self._recorder.status is None
             self._recorder.end(signal.SIGTERM)
-            if not was_at_work or self._recorder.status:
+            if not was_running or self._recorder.status:
                 say(f"BPF symbols are not recorded to the end: {self._recorder.problem()}")
         self.info.save(self.path(INFO))
 
@@ -406,14 +404,11 @@ class Sampling:
             problem = self._py_spy.problem()
             raise KsymError(f"py-spy wrote nothing: {problem}", "record for longer")
         if self._perf is not None and self._perf.status not in (0, -signal.SIGINT, 130):
-            raise KsymError(
-                f"perf failed: {self._perf.problem()}",
-                "see what this user may do with: ksym doctor",
-            )
+            raise KsymError(f"perf failed: {self._perf.problem()}", _ASK_DOCTOR)
 
 
 def _fifo(path: str, stack: contextlib.ExitStack) -> int:
-    """A new fifo, open at both ends so that nobody waits for the other; gone with ``stack``."""
+    """A new fifo, open at both ends so that opening it never waits; ``stack`` removes it."""
     os.mkfifo(path, 0o600)
     stack.callback(os.unlink, path)
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -422,7 +417,7 @@ def _fifo(path: str, stack: contextlib.ExitStack) -> int:
 
 
 def _clocks() -> tuple[int, int]:
-    """UTC and CLOCK_MONOTONIC in ns; the closest together of a few pairs."""
+    """UTC and CLOCK_MONOTONIC in ns, of a few pairs the one read in the shortest time."""
     pairs = []
     for _ in range(5):
         before = time.monotonic_ns()
@@ -431,7 +426,3 @@ def _clocks() -> tuple[int, int]:
         pairs.append((after - before, utc, (before + after) // 2))
     _, utc, monotonic = min(pairs)
     return utc, monotonic
-
-
-def _is_readable(fd: int) -> bool:
-    return bool(select.select([fd], [], [], 0)[0])

@@ -1,4 +1,4 @@
-"""``ksym record``: follow BPF symbols into a history, for as long as a command runs."""
+"""``ksym record``: record BPF symbols in a history, for as long as a command runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.tracker import Source, Tracker
 
 
-#: How often what is too old or too much is dropped.
+#: How often a history is cut to --max-age and --max-size, in ns.
 _RETENTION_SPAN = 300 * SECOND
 _FAILED = 1
 
@@ -99,7 +99,7 @@ def command(
     With --for, a COMMAND that still runs by then is ended with SIGTERM.
     """
     retention = Retention(max_age, max_size)
-    # Compiling a probe takes seconds: until it is over Ctrl-C ends us as it does any program.
+    # Compiling a probe takes seconds, and until then Ctrl-C ends this as any program.
     opened, attempts = open_source(source, ring_bytes)
     with Signals() as signals, contextlib.closing(opened):
         if ring_bytes is not None and "ring_bytes" not in opened.stats():
@@ -110,7 +110,7 @@ def command(
 
 @dataclass
 class Retention:
-    """What is dropped from a history that is being written, and when next (``due``)."""
+    """The bounds of a history that is being written; they are applied when it is ``due``."""
 
     max_age: int | None
     max_size: int | None
@@ -144,7 +144,10 @@ def _record(
     with contextlib.ExitStack() as stack:
         details = _details(stack)
         if stats:
-            _measure(source)
+            try:
+                source.measure()
+            except SourceError as error:
+                say(str(error))
         if source.fileno() >= 0:
             run_promptly()
         clock = PerfClock()
@@ -178,7 +181,7 @@ def _start(
     clock: PerfClock,
     details: DetailsProcess | None,
 ) -> tuple[Recorder, HistoryWriter, Modules | None]:
-    """A recorder whose history covers the time; if it cannot start, no history is left."""
+    """A recorder that has started. If it cannot start, no new history is left behind."""
     started = time.monotonic_ns()
     is_new = not os.path.exists(output)
     writer = HistoryWriter(output, source.name, started, kallsyms.text_start())
@@ -190,7 +193,7 @@ def _start(
         with contextlib.suppress(KsymError):  # The disk may be full.
             writer.close(started)
         if is_new:
-            # An empty history would be found before others that are not.
+            # Readers would take an empty history before others that are not.
             with contextlib.suppress(OSError):
                 os.unlink(output)
         raise
@@ -198,7 +201,7 @@ def _start(
 
 
 def _details(stack: contextlib.ExitStack) -> DetailsProcess | None:
-    """What reads source lines, at work already; None, and said, if it cannot be started."""
+    """The process that reads source lines; None, with a message, if it cannot be started."""
     try:
         details = DetailsProcess()
     except OSError as error:
@@ -210,7 +213,7 @@ def _details(stack: contextlib.ExitStack) -> DetailsProcess | None:
 
 
 def _modules(stack: contextlib.ExitStack, writer: HistoryWriter) -> Modules | None:
-    """What follows the kernel's modules, where it has any; None, and said, if it cannot."""
+    """What follows the kernel's modules; None if it has none, or, with a message, cannot."""
     if not os.path.exists(LISTING):
         return None
     earlier = [lifetime for lifetime in writer.earlier if lifetime.symbol.kind == MODULE]
@@ -221,13 +224,6 @@ def _modules(stack: contextlib.ExitStack, writer: HistoryWriter) -> Modules | No
         return None
     stack.callback(modules.close)
     return modules
-
-
-def _measure(source: Source) -> None:
-    try:
-        source.measure()
-    except SourceError as error:
-        say(str(error))
 
 
 def _announce(output: str, source: Source, attempts: list[Attempt], clock: PerfClock) -> None:
@@ -248,7 +244,7 @@ class Run:
     retention: Retention
     signals: Signals
     until: int | None
-    #: Errors that the user knows of already.
+    #: Errors that a message has told of.
     reported: tuple[type[KsymError], ...] = ()
 
     def until_stopped(self) -> int:
@@ -258,10 +254,10 @@ class Run:
         return 0
 
     def while_running(self, command: Sequence[str]) -> int:
-        """Start the command, record until it has ended; its status as a shell has it."""
+        """Start the command and record until it ends; its exit status as a shell has it."""
         stops = self.signals.take() & STOPS
         if stops:
-            # Somebody gave up during the start, and the command never heard of it.
+            # The signal came during the start, before there was a command to get it.
             return BY_SIGNAL + min(stops)
         try:
             child = subprocess.Popen(command)
@@ -271,7 +267,7 @@ class Run:
         try:
             self._follow(child)
         except KsymError as error:
-            # The command is somebody's work, and has done nothing wrong.
+            # The command is the user's, and the error is none of its own: it goes on.
             say(f"{error}; recording has stopped, {command[0]} goes on")
             self.reported = (KsymError,)
             self._wait(child)
@@ -310,42 +306,33 @@ def _summary(recorder: Recorder, changes: int, output: str) -> str:
     live = tracker.timeline.live()
     programs = {life.prog_id or life.symbol.start for life in live if life.symbol.kind == BPF_PROG}
     counts = (plural(changes, "change"), plural(tracker.losses, "loss"), _resyncs(tracker))
-    standing = f"{plural(len(programs), 'program')} live at the end"
-    return f"{', '.join(counts)}; {standing}; kept in {output}"
+    live_at_end = f"{plural(len(programs), 'program')} live at the end"
+    return f"{', '.join(counts)}; {live_at_end}; kept in {output}"
 
 
 def lines(source: Source, tracker: Tracker, output: str) -> list[str]:
-    """A sentence each on the source, on its probe where it has one, and on ourselves."""
+    """A sentence each on the source, on its probe where it has one, and on this process."""
     counts = source.stats()
     about = f"{source.name}: {plural(tracker.changes, 'change')} applied"
     about += f", {plural(tracker.losses, 'loss')}, {_resyncs(tracker)}"
     if "records" in counts:
         about += f"; {plural(counts['records'], 'record')} came, {counts['lost']:,} were lost"
         about += f", the ring holds {counts['ring_bytes'] >> 10:,} KB"
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cost = f"{used.ru_utime + used.ru_stime:.2f} s of CPU, {used.ru_maxrss / 1024:.0f} MB of memory"
     probe = [_probe(counts)] if "add_runs" in counts else []
-    return [about, *probe, _ourselves(output)]
+    return [about, *probe, f"{cost}, {os.path.getsize(output)} bytes kept"]
 
 
 def _resyncs(tracker: Tracker) -> str:
-    # The first one is the start itself.
+    # The first resync is the start.
     return plural(max(0, tracker.resyncs - 1), "resync")
 
 
 def _probe(counts: dict[str, int]) -> str:
-    runs = (
-        f"{counts[f'{kind}_runs']:,} times on {change}s"
-        f" ({_each(counts[f'{kind}_ns'], counts[f'{kind}_runs'])})"
-        for kind, change in (("add", "load"), ("del", "unload"))
-    )
-    return f"the probe ran {' and '.join(runs)}"
-
-
-def _each(nanoseconds: int, runs: int) -> str:
-    return f"{nanoseconds / runs / 1000:.2f} µs each" if runs else "not measured"
-
-
-def _ourselves(output: str) -> str:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = used.ru_utime + used.ru_stime
-    kept = os.path.getsize(output)
-    return f"{cpu:.2f} s of CPU, {used.ru_maxrss / 1024:.0f} MB of memory, {kept} bytes kept"
+    parts = []
+    for kind, change in (("add", "load"), ("del", "unload")):
+        runs, span = counts[f"{kind}_runs"], counts[f"{kind}_ns"]
+        each = f"{span / runs / 1000:.2f} µs each" if runs else "not measured"
+        parts.append(f"{runs:,} times on {change}s ({each})")
+    return f"the probe ran {' and '.join(parts)}"

@@ -201,12 +201,10 @@ class Matcher:
     def _between(self, before: int, after: int) -> Found:
         dated = self._dated
         if self._withheld:
-            pythons = [
-                stack.python
-                for stack in dated.stacks[max(0, before - _AROUND) : after + _AROUND + 1]
-            ]
-            shortest = min(map(len, pythons))
-            return Found(_common(pythons)[: max(0, shortest - 1)], False)
+            around = dated.stacks[max(0, before - _AROUND) : after + _AROUND + 1]
+            shared = _common([stack.python for stack in around])
+            shortest = min(len(stack.python) for stack in around)
+            return Found(shared[: max(0, shortest - 1)], False)
         stacks = dated.stacks[before : after + 1]
         shared = _common([stack.python for stack in stacks])
         agree = all(stack.python == shared for stack in stacks)
