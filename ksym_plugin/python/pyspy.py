@@ -46,6 +46,7 @@ _EXPORTER = re.compile(r"py-spy@(\S+)")
 _SHARED_OBJECT = re.compile(r"\.so(?:\.[0-9.]+)?\Z")
 _PYTHON_FILE = (".py", ".pyw", ".pyx", ".pyi", ".ipynb")
 #: Longer numbers are no thread's.
+#: More digits than a pthread id has.
 _LONGEST_ID = 20
 
 _LINE = re.compile(
