@@ -12,12 +12,8 @@ from ksym_plugin.perf.handler import Handler, parse
 from ksym_plugin.perf.output import say
 from ksym_plugin.timeline.errors import KsymError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
-
 #: Built into perf's own interpreter and no other.
-_PERF_MODULE: Final = "perf_trace_context"
+_PERF_MODULE = "perf_trace_context"
 
 
 def start(arguments: list[str]) -> Handler:
@@ -40,7 +36,7 @@ def start(arguments: list[str]) -> Handler:
 
 
 def _prepare() -> None:
-    """Make the interpreter one that does nothing but handle samples."""
+    """Set up the interpreter, which does nothing but handle samples."""
     # Every sample is a tree of dicts without cycles: looking for some costs a twentieth.
     gc.disable()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # As perf itself: a closed pipe ends it.

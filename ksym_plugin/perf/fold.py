@@ -1,7 +1,7 @@
 """``perf script`` text to folded stacks: ``task;root;…;leaf count``, one line a stack.
 
-The same frames come again and again. So a line is kept with its part of a folded stack,
-and a sample of known lines is a few look-ups and a join.
+The same frames come again and again. So each line's part of a folded stack is cached, and a
+sample of known lines is a few look-ups and a join.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 
 from ksym_plugin.perf import text
 from ksym_plugin.perf.repaint import SLOW, Weights
-from ksym_plugin.perf.text import INLINED, UNKNOWN, Cutter
+from ksym_plugin.perf.text import INLINED, UNKNOWN
 from ksym_plugin.stacks.names import bytes_for_stacks
 from ksym_plugin.timeline.symbols import split_bpf_name
 
@@ -226,10 +226,10 @@ def _is_high(frame: FrameLine) -> bool:
 
 
 class Pieces(dict[bytes, "bytes | None"]):
-    """A line within a sample as it is folded; None for all that has to be looked at.
+    """The folded text of lines within a sample; None for a line that folds to nothing.
 
     A function is sampled at many addresses. Its lines differ in two numbers that are not
-    folded, so it is also kept by what is left without them.
+    folded, so the text is also cached by what is left without them.
     """
 
     def __init__(self, options: Options, is_java: bool) -> None:
@@ -255,7 +255,7 @@ class Pieces(dict[bytes, "bytes | None"]):
             piece = self._format(frame)
             if not piece:
                 return None
-            # Not if the number belongs to something else, which is the grammar's to say.
+            # Only if the parser agrees on where the name ends: names may hold such numbers.
             if found is not None and key and (found[3] or frame.name == found[1].lstrip()):
                 text.keep(functions, key, piece)
         text.keep(self, line, piece)
@@ -296,13 +296,14 @@ class Sums:
         return (b"%s %d\n" % (stack, self.counts[stack]) for stack in sorted(self.counts))
 
 
-class Folder:
+class Folder(text.Reader):
     """Text in by ``feed``, ``close`` at its end; ``sums`` is the result.
 
     With a ``renamer`` kernel frames are repaired first.
     """
 
     def __init__(self, options: Options, renamer: Renamer | None = None) -> None:
+        super().__init__()
         self.sums = Sums()
         #: The event that is counted, once it is known.
         self.event = options.event
@@ -312,9 +313,6 @@ class Folder:
         self._weights = Weights(renamer) if renamer is not None else None
         self._native = Pieces(options, False)
         self._java = Pieces(options, True)
-        self._cutter = Cutter()
-        #: Whether a sample can begin here: at the start, and after a blank line.
-        self._is_start = True
         #: The sample at hand: its task, or None if it is of another event or has ended.
         self._task: bytes | None = None
         self._pieces = self._native
@@ -347,15 +345,11 @@ class Folder:
 
     def _sample(self, piece: bytes) -> bool:
         """Take a whole sample; False, and nothing done, if it does not begin with a header."""
-        first, *lines = piece.split(b"\n")
-        header = text.header(first)
-        if header is None or header.payload.endswith(b")"):
-            return False
-        self._begin(header)
+        lines = self._begin_whole(piece)
         if lines and not self._count(lines):
             for line in lines:
                 self._line_within(line)
-        return True
+        return lines is not None
 
     def _line_within(self, line: bytes) -> None:
         """A line of a sample, which may have been folded before."""
@@ -384,7 +378,7 @@ class Folder:
         stack.reverse()
         try:
             joined = b";".join(stack)  # type: ignore[arg-type]
-        except TypeError:  # None is among them: much faster than to look for it.
+        except TypeError:  # None is among them; to look for it first costs much more.
             return False
         if self._renamer is not None:
             self._renamer.count(weight)
@@ -393,7 +387,6 @@ class Folder:
         return True
 
     def _begin(self, header: text.Header) -> None:
-        """A sample begins, and the one before has ended."""
         self._finish()
         self._is_start = False
         if header.event and header.event != self.event:
@@ -416,7 +409,6 @@ class Folder:
         self._pieces = self._java if name.startswith(b"java") else self._native
 
     def _blank(self) -> None:
-        """A blank line: the sample's end, if it is not one between its header and its frames."""
         self._is_start = True
         self._awaits_source = False
         if self._stack:
@@ -432,28 +424,19 @@ class Folder:
         self._stack = []
         self._task = None
 
-    def _line(self, line: bytes) -> None:
-        if not line.strip():
-            self._blank()
-            return
-        parsed = text.parse(line, self._is_start)
-        if isinstance(parsed, text.Header):
-            self._begin(parsed)
-            frame = text.payload_frame(line, parsed.payload)
-            if frame is not None and self._task is not None:
-                self._frame(line, frame)
-        elif parsed is not None:
-            if self._task is not None:
-                self._frame(line, parsed)
-        elif self._awaits_source:
+    def _other(self, line: bytes) -> bytes:
+        if self._awaits_source:
             self._awaits_source = False
             self._source(line)
         else:
             if self._is_start:  # Whatever follows, the sample before has ended.
                 self._finish()
             self.sums.unparsed += text.is_junk(line)
+        return line
 
-    def _frame(self, line: bytes, frame: text.FrameLine) -> None:
+    def _frame(self, line: bytes, frame: text.FrameLine) -> bytes:
+        if self._task is None:
+            return line
         self._is_start = False
         if self._renamer is not None:
             line = self._renamer.replace(line, frame)
@@ -463,6 +446,7 @@ class Folder:
         if piece is not None:
             self._stack.append(piece)
             self._awaits_source = self._options.srcline
+        return line
 
     def _source(self, line: bytes) -> None:
         """Where the last frame's code is; in brackets, an address where that is not known."""

@@ -1,7 +1,7 @@
-"""perf's own answer for a frame against what the history knows.
+"""Decides a frame's name: perf's own answer against what the history knows.
 
-perf's name stands wherever the history does not say otherwise. Where the history does,
-it decides, because it knows when each program was there and perf may not.
+perf's name stands unless the history says otherwise. Then the history decides: it knows
+when each program was there, and perf may not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ksym_plugin.timeline.symbols import (
 KERNEL_DSO = "[kernel.kallsyms]"
 #: Appended to a name that may be wrong because changes were lost around that time.
 UNCERTAIN = "?"
-#: Of what no symbol covers, that which only BPF can be where it is no module's.
+#: Why an address among BPF code has no symbol: what is there is BPF's, if it is no module's.
 _UNNAMED_BPF = (AMONG_BPF, NOT_LOADED)
 #: What the kernel announces to perf as it does BPF, and not to most of a history's sources:
 #: copies of what kprobes are on, and ftrace's trampolines (``perf_event_ksymbol``).
@@ -129,11 +129,11 @@ def is_bpf_name(name: str, dso: str) -> bool:
 
 
 def is_neighbour(name: str, dso: str) -> bool:
-    """Whether perf may have taken a BPF name from what lies before the frame.
+    """Whether perf may have given a frame the name of the BPF symbol before it.
 
-    It does where it reads kcore: what kallsyms lists has no end. An image's record always
-    says 4096. Only a program's record tells its length, and some programs have nothing else:
-    those of users without CAP_BPF.
+    perf does so where it reads kcore, as kallsyms tells no lengths, and for images, whose
+    records always say 4096 bytes. Only a program's record tells its true length; for programs
+    of users without CAP_BPF perf has nothing but that record.
     """
     is_announced = split_bpf_name(name) is not None and dso == name
     return bool(name) and not is_announced and bpf_kind(name) != OTHER_BPF
@@ -164,8 +164,8 @@ def decide(
         theirs = bool(name) and not is_bpf_name(name, dso)
         has_gone = answer.certainty != EXACT and not is_core(dso)
         if theirs and (answer.module != BPF_MODULE or has_gone):
-            # An alias of the same place, as perf prefers it; or perf knows of a module
-            # where a program was that has gone.
+            # perf prefers another alias of the symbol; or it knows of a module where a
+            # program was that has gone.
             tally.confirmed += 1
             return name
         count(answer, name, tally)
@@ -185,14 +185,14 @@ def decide(
         return name
     tally.withdrawn += bool(name)
     if answer in _UNNAMED_BPF and unnamed_dso(answer, name, dso) != BPF_MODULE:
-        answer = UNKNOWN_ADDRESS  # A module's that the static tables do not have.
+        answer = UNKNOWN_ADDRESS  # A module's function that the static tables lack.
     tally.unknown[answer.text] = tally.unknown.get(answer.text, 0) + 1
     return None
 
 
 def unnamed_dso(answer: Frame | Reason, name: str, dso: str) -> str:
-    """What stands for the dso of a frame that keeps no name: BPF's if it cannot be another's."""
-    # A module's name that does not hold may be that of one whose functions nobody knows.
+    """The dso printed of a frame that keeps no name: BPF's if the code can be no other's."""
+    # perf may name a module there whose functions nothing that was recorded tells.
     is_open = bool(name) and not is_module(dso)
     if answer in _UNNAMED_BPF and (is_open or not dso or is_core(dso)):
         return BPF_MODULE
@@ -213,7 +213,7 @@ def _decide_module(answer: Frame, name: str, tally: Tally) -> Frame | str:
 
 
 def count(frame: Frame, name: str, tally: Tally, times: int = 1) -> None:
-    """Count a frame that has come ``times`` times, for which perf had ``name``."""
+    """Count a frame that was sampled ``times`` times, for which perf had ``name``."""
     if not name:
         tally.added += times
     elif name == frame.name:

@@ -1,8 +1,8 @@
 """``perf script`` text with its kernel frames repaired, every other byte as it was.
 
-A filter: what is fed in comes out as soon as its line is whole. Most of a profile is
-frames that stay as they are, each printed many times; so what a line is gets kept, and a
-sample of such lines passes in one piece.
+A filter: what is fed in comes out as soon as its line is whole. Most lines of a profile are
+frames that stay as they are, each printed many times; so each line is looked at once, and a
+sample of known lines passes in one piece.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ksym_plugin.perf.namer import (
     is_neighbour,
     unnamed_dso,
 )
-from ksym_plugin.perf.text import INLINED, UNKNOWN, Cutter, FrameLine
+from ksym_plugin.perf.text import INLINED, UNKNOWN, FrameLine
 from ksym_plugin.stacks.names import decode_name, encode_name, strip_nul
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.timeline.symbols import (
@@ -59,12 +59,14 @@ _NOT_SHOWN = (
     "the running system was not asked: nothing in the text shows that it is of this boot"
     " (name a history with -H)"
 )
-#: How many of perf's names are kept to judge by whether the running kernel is the text's.
-_WITNESSES = 64
+#: How many of perf's names of the core image are compared with the running kernel's table, to
+#: tell whether the text is of this boot.
+_MOST_COMPARED = 64
 #: A user frame as perf prints it: most of them, at a glance.
 _USER = re.compile(rb"\t *(?:[0-9a-f]{1,15}|[0-7][0-9a-f]{15}) .* \(.*\)", re.DOTALL)
-#: Weights of frames that are the same at all times: perf's name stands, or there is none; no
-#: sample has so many frames. SLOW is of lines that have to be looked at in their place.
+#: Weights of lines. Added up over a sample they count its frames by outcome: perf's name
+#: holds at all times, or there is no name at any time. NAMELESS is more than the frames of any
+#: sample; SLOW, of lines that have to be decided at their time, is more than any such sum.
 STANDS = 1
 NAMELESS = 1 << 30
 SLOW = 1 << 60
@@ -104,7 +106,7 @@ class Renamer:
         self._covered = 0
         self._has_modules = lookup is not None and lookup.has_modules
         self._resolver = Resolver(lookup)
-        self._witnesses: dict[int, int] = {}
+        self._compared: dict[int, int] = {}
         self._header: Header | None = None
         self._window: tuple[int, int] | None = _OUTSIDE
 
@@ -181,7 +183,7 @@ class Renamer:
         """What is known of an address in the sample's window; COARSE if that has two answers."""
         window = self._window
         if window is None:
-            window = self._window = self._place()
+            window = self._window = self._monotonic_window()
         answer = self._resolver.resolve(address, window[0])
         if window[0] == window[1]:
             return answer
@@ -190,7 +192,7 @@ class Renamer:
 
     # Time
 
-    def _place(self) -> tuple[int, int]:
+    def _monotonic_window(self) -> tuple[int, int]:
         """The sample's window in CLOCK_MONOTONIC."""
         window = self._header.window() if self._header is not None else None
         if window is None or not 0 < window[0] < _NO_TIME:
@@ -201,20 +203,20 @@ class Renamer:
         latest = max(earliest, self._clocks.to_monotonic(self._clock, window[1]))
         if self._follow is not None and latest > self._covered:
             self._covered, self._clocks = self._follow(latest)
-            if latest > self._covered:  # Who writes it does not get on: wait no more.
+            if latest > self._covered:  # The recorder does not get on: never wait again.
                 self._follow = None
         return earliest, latest
 
     # The running system
 
     def _note(self, frame: FrameLine, name: str, dso: str) -> None:
-        """Keep where a function of the core image begins, by perf."""
+        """Note where a function of the core image begins, by perf."""
         is_in_core = name and frame.offset and is_core(dso) and not is_bpf_name(name, dso)
-        if self._running is not None and is_in_core and len(self._witnesses) < _WITNESSES:
-            self._witnesses[frame.address] = int(frame.offset, 16)
+        if self._running is not None and is_in_core and len(self._compared) < _MOST_COMPARED:
+            self._compared[frame.address] = int(frame.offset, 16)
 
     def _ask_running(self) -> None:
-        if self._doubt and not self._witnesses:
+        if self._doubt and not self._compared:
             self.problem = _NOT_SHOWN
             return
         ask, self._running = self._running, None
@@ -224,9 +226,9 @@ class Renamer:
         lookup, statics = ask()
         if statics is None:  # The user has been told why.
             return
-        verdict = _verdict(self._witnesses, statics)
-        if verdict < 0 or (self._doubt and not verdict):
-            self.problem = _CONTRADICTED if verdict < 0 else _NOT_SHOWN
+        agreeing = _agreeing(self._compared, statics)
+        if agreeing < 0 or (self._doubt and not agreeing):
+            self.problem = _CONTRADICTED if agreeing < 0 else _NOT_SHOWN
             return
         self._resolver = Resolver(self._lookup or lookup, statics)
 
@@ -263,14 +265,17 @@ def _doubtful(frame: Frame) -> int:
     return (EXACT, GRACE).index(frame.certainty) if frame.certainty in (EXACT, GRACE) else 2
 
 
-def _verdict(witnesses: dict[int, int], statics: Kallsyms) -> int:
-    """How many more of perf's names a table agrees with than not: name begins where it does."""
-    verdict = 0
-    for address, offset in witnesses.items():
+def _agreeing(offsets: dict[int, int], statics: Kallsyms) -> int:
+    """For how many more of perf's names than not a table has the same start of the function.
+
+    ``offsets`` are those of addresses in their functions, by perf.
+    """
+    agreeing = 0
+    for address, offset in offsets.items():
         found = statics.find(address)
         agrees = isinstance(found, Symbol) and found.start == address - offset
-        verdict += 1 if agrees else -1
-    return verdict
+        agreeing += 1 if agrees else -1
+    return agreeing
 
 
 def _rewritten(line: bytes, frame: FrameLine, symbol: str, dso: str | None) -> bytes:
@@ -282,8 +287,7 @@ def _rewritten(line: bytes, frame: FrameLine, symbol: str, dso: str | None) -> b
 
 
 class Weights(dict[bytes, int]):
-    """A line's weight within a sample (``Renamer.weight``); SLOW for everything that has to be
-    looked at in its place."""
+    """The weights of lines within a sample (``Renamer.weight``), each found once."""
 
     def __init__(self, renamer: Renamer) -> None:
         super().__init__()
@@ -305,16 +309,14 @@ class Weights(dict[bytes, int]):
         return weight
 
 
-class Annotator:
-    """Text in, text out. ``feed`` takes any piece of it, ``close`` tells its end."""
+class Annotator(text.Reader):
+    """Text in, text out. ``feed`` takes any piece of it, ``close`` gives its end."""
 
     def __init__(self, renamer: Renamer) -> None:
+        super().__init__()
         self._renamer = renamer
         self._tally = renamer.tally
         self._weights = Weights(renamer)
-        self._cutter = Cutter()
-        #: Whether a sample can begin here: at the start, and after a blank line.
-        self._is_start = True
         self._has_frames = True
 
     def feed(self, data: bytes) -> bytes:
@@ -344,16 +346,13 @@ class Annotator:
 
     def _sample(self, piece: bytes) -> bytes | None:
         """A header with the frames below it; None if this is anything else."""
-        first, *lines = piece.split(b"\n")
-        header = text.header(first)
-        if header is None or header.payload.endswith(b")"):
-            return None
-        self._begin_sample(header)
+        lines = self._begin_whole(piece)
         if not lines:
-            return piece
+            return None if lines is None else piece
         weights = list(map(self._weights.__getitem__, lines))
         weight = sum(weights)
         if weight >= SLOW:
+            first = piece.partition(b"\n")[0]
             return b"\n".join((first, *map(self._weighed, lines, weights)))
         self._renamer.count(weight)
         self._has_frames = bool(lines[0])
@@ -369,27 +368,15 @@ class Annotator:
         self._renamer.count(weight)
         return line
 
-    def _begin_sample(self, header: text.Header | None) -> None:
+    def _begin(self, header: text.Header) -> None:
         self._renamer.begin(header)
         self._has_frames = False
         self._is_start = False
 
     def _blank(self) -> None:
-        """A blank line: the sample's end, if it is not one between its header and its frames."""
         self._is_start = True
         if self._has_frames:
             self._renamer.begin(None)
-
-    def _line(self, line: bytes) -> bytes:
-        if not line.strip():
-            self._blank()
-            return line
-        parsed = text.parse(line, self._is_start)
-        if isinstance(parsed, text.Header):
-            self._begin_sample(parsed)
-            frame = text.payload_frame(line, parsed.payload)
-            return line if frame is None else self._frame(line, frame)
-        return self._other(line) if parsed is None else self._frame(line, parsed)
 
     def _frame(self, line: bytes, frame: text.FrameLine) -> bytes:
         self._has_frames = True
@@ -397,7 +384,6 @@ class Annotator:
         return self._renamer.replace(line, frame)
 
     def _other(self, line: bytes) -> bytes:
-        """A comment, a side-band record, a frame's source line, or junk."""
         self._tally.unparsed += text.is_junk(line)
         if self._is_start:  # Whatever follows, the sample before has ended.
             self._renamer.begin(None)

@@ -157,7 +157,7 @@ class Session:
         return follow
 
     def ask_live(self) -> None:
-        """Without a history: what is loaded now was there ever since it was loaded."""
+        """Without a history: ask the running system what is loaded now, and since when."""
         if not self.is_this_boot:
             say("no history, and the data is of another boot: BPF frames stay as perf has them")
             return
@@ -199,7 +199,7 @@ def open_session(explicit: str | None, data_path: str | None, recorded: Recorded
     """The session of a perf.data; KsymError if a history is there and cannot be used."""
     path = locate.find(explicit, data_path)
     facts = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
-    # Without a header anything would fit; a live pipe is of this boot, if of any.
+    # Without a header every boot would fit; a live pipe can be of this one alone.
     is_anonymous = all(fact is None for fact in facts)
     origin = locate.Origin("perf.data", *facts, this_boot_only=is_anonymous)
     session = open_history(path, say, origin)
@@ -225,7 +225,7 @@ def _covered(history: BootHistory, until: int) -> int:
 
 
 class _NoLines:
-    """Of nothing there are none."""
+    """The source lines where nothing was recorded: there are none."""
 
     __slots__ = ()
 

@@ -54,10 +54,10 @@ _OFFSET = re.compile(rb"\+0x[0-9a-f]+\Z")
 _ALIGNED = 17
 #: An address in a payload; shorter numbers there are mostly something else.
 _IN_PAYLOAD = re.compile(rb"(?<![^ \t])[0-9a-f]{9,16}(?=[ \t])")
-#: Of what stands behind times: how many are kept, and how long they may be.
+#: The cache of what follows the time: how many texts, and the longest.
 _MOST_EVENTS = 1 << 10
 _LONGEST_EVENT = 1 << 8
-#: Of lines: how many are kept with what was made of them, and how long they may be.
+#: Caches by line: how many lines, and the longest.
 _MOST_LINES = 1 << 17
 _LONGEST_KEPT = 1 << 10
 _BRANCH = b" => "
@@ -101,7 +101,7 @@ class Cutter:
 
 
 def keep(cache: dict[bytes, Value], line: bytes, value: Value) -> None:
-    """Keep what was made of a line; not of an endless one, and not of any number of them."""
+    """Cache what was made of a line. The cache is bounded, and has no very long lines."""
     if len(line) <= _LONGEST_KEPT:
         if len(cache) >= _MOST_LINES:
             cache.clear()
@@ -235,9 +235,10 @@ def is_source(line: bytes) -> bool:
 
 
 def is_junk(line: bytes) -> bool:
-    """Whether a line that is neither header nor frame is nothing else that perf prints.
+    """Whether a line that is neither header nor frame is nothing that perf prints.
 
-    It also prints comments, and side-band records (perf script --show-…-events).
+    Besides those it prints comments, source lines, and side-band records (perf script
+    --show-…-events).
     """
     return not (line.startswith(b"#") or _RECORD in line or is_source(line))
 
@@ -257,7 +258,7 @@ def _read_event(rest: bytes) -> tuple[bytes, bytes, bytes] | None:
     return period or b"", event, payload or b""
 
 
-#: Where there is no payload, samples have little of their own here.
+#: Without a payload this text is the same in most samples.
 _cached_event = lru_cache(_MOST_EVENTS)(_read_event)
 
 
@@ -323,3 +324,55 @@ def _opening(line: bytes, start: int, end: int) -> int | None:
         until = opening
         opening = line.rfind(b" (", start, opening)
     return last + 1 if last >= 0 else None
+
+
+class Reader:
+    """Reads text, fed in pieces of any size, by line or by whole sample.
+
+    A subclass says what becomes of a sample's beginning, a blank line, a frame and any other
+    line. What reads a line returns the line that is to stand there.
+    """
+
+    def __init__(self) -> None:
+        self._cutter = Cutter()
+        #: Whether a sample can begin here: at the start, and after a blank line.
+        self._is_start = True
+
+    def _begin(self, header: Header) -> None:
+        """A sample begins."""
+        raise NotImplementedError
+
+    def _blank(self) -> None:
+        """A blank line: the sample's end, if it is not one between its header and its frames."""
+        raise NotImplementedError
+
+    def _frame(self, line: bytes, frame: FrameLine) -> bytes:
+        raise NotImplementedError
+
+    def _other(self, line: bytes) -> bytes:
+        """A comment, a side-band record, a frame's source line, or junk."""
+        raise NotImplementedError
+
+    def _line(self, line: bytes) -> bytes:
+        """A line that nothing is known of."""
+        if not line.strip():
+            self._blank()
+            return line
+        parsed = parse(line, self._is_start)
+        if isinstance(parsed, Header):
+            self._begin(parsed)
+            found = payload_frame(line, parsed.payload)
+            return line if found is None else self._frame(line, found)
+        return self._other(line) if parsed is None else self._frame(line, parsed)
+
+    def _begin_whole(self, piece: bytes) -> list[bytes] | None:
+        """The lines below a header, whose sample has begun with it.
+
+        None, and nothing done, for anything but a header with whole lines below it.
+        """
+        first, *lines = piece.split(b"\n")
+        found = header(first)
+        if found is None or found.payload.endswith(b")"):
+            return None
+        self._begin(found)
+        return lines
