@@ -2,7 +2,7 @@
 
 Listing and opening programs needs CAP_SYS_ADMIN, their addresses CAP_SYSLOG as well
 (unless kernel.kptr_restrict is 0) and kernel.kptr_restrict below 2. A program is held
-open only while it is asked about; one that goes away meanwhile is left out.
+open only while it is read; one that goes away meanwhile is left out.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ _TAG_SIZE = 8
 #: Functions and lines there is room for, if any.
 _FUNCTION_ROOM = 64
 _LINE_ROOM = 1024
-#: Packed tables that are kept, for programs that are loaded again and again.
-_MOST_KEPT = 256
+#: Packed tables in memory, for programs that are loaded again and again.
+_MOST_PACKED = 256
 #: BPF_STATS_RUN_TIME
 _RUN_TIME = 0
 
 
 class ProgramInfo:
-    """What bpf_prog_info says of one loaded program.
+    """The bpf_prog_info of one loaded program.
 
     ``load_time`` is CLOCK_MONOTONIC ns, never later than the true start of its
     BPF_PROG_LOAD. ``jited_length`` is that of the main function in bytes, 0 if it is not
     JITed. ``functions`` are (start, length) of the main program and its subprograms in the
     kernel's order, and ``tags`` theirs; empty if the program is not JITed. ``name`` is cut
     at 15 characters (BPF_OBJ_NAME_LEN). ``hidden`` says that the program has functions and
-    the kernel would not tell where. ``split_tag`` is the tag of the main function on its
+    the kernel does not show where. ``split_tag`` is the tag of the main function on its
     own, where there are others; its symbol has ``tag``, which is that of the whole program.
-    ``has_btf`` says that its functions may have other names than ``name`` tells. ``runs``
-    and ``run_ns`` are counted while somebody wants them: see ``measure``. ``misses`` counts
-    when it was not run because it was running.
+    ``has_btf`` says that its functions may have other names than ``name``. ``runs`` and
+    ``run_ns`` are counted while somebody wants them: see ``measure``. ``misses`` counts
+    how often it was not run since it was running.
     """
 
     __slots__ = (
@@ -140,7 +140,7 @@ def plain_names(program: ProgramInfo) -> list[str]:
 
 
 class ProgramReader:
-    """Asks about programs one after the other; the buffers are kept, and grow.
+    """Reads programs one after the other; the buffers stay, and grow.
 
     All methods raise SourceError where bpf(2) is refused.
     """
@@ -150,7 +150,7 @@ class ProgramReader:
         self._make_room(_FUNCTION_ROOM, 0)
         self._btf: tuple[int, bytes] = (0, b"")
         self._targets = btf.Targets()
-        self._kept: dict[tuple[bytes, ...], tuple[bytes, bytes]] = {}
+        self._packed: dict[tuple[bytes, ...], tuple[bytes, bytes]] = {}
 
     def ids(self, after: int = 0) -> Iterator[int]:
         """The ids above ``after``, ascending, without opening anything."""
@@ -190,34 +190,34 @@ class ProgramReader:
 
     def info(self, fd: int) -> ProgramInfo:
         """The program that ``fd`` holds."""
-        return self._parse(self._ask(fd, False))
+        return self._parse(self._read_info(fd, False))
 
     def function_names(self, program_id: int) -> list[str]:
         """The names the kernel gave a program's functions, as kallsyms has them.
 
         From bpf(2) and the program's BTF, so also where kallsyms does not list programs
-        (net.core.bpf_jit_kallsyms = 0). A name that cannot be told is ``""``; the list is
+        (net.core.bpf_jit_kallsyms = 0). A name that is not known is ``""``; the list is
         empty if the program is gone.
         """
         fd = open_program(program_id)
         if fd < 0:
             return []
         try:
-            found = self._ask(fd, False)
+            found = self._read_info(fd, False)
         finally:
             os.close(fd)
         return self._names(self._parse(found), found)
 
     def details(self, program_id: int, fd: int = -1) -> ProgramDetails:
         """A program with its names and lines; ``fd`` holds it already, or it is looked for."""
-        held = fd if fd >= 0 else open_program(program_id)
-        if held < 0:
+        opened = fd if fd >= 0 else open_program(program_id)
+        if opened < 0:
             return ProgramDetails(program_id, GONE)
         try:
-            found = self._ask(held, True)
+            found = self._read_info(opened, True)
         finally:
             if fd < 0:
-                os.close(held)
+                os.close(opened)
         return self._details(self._parse(found), found)
 
     def _details(self, info: ProgramInfo, found: _Arrays) -> ProgramDetails:
@@ -250,15 +250,15 @@ class ProgramReader:
         offsets = rows_of(info.functions, self._addresses[:rows].tolist())
         lengths = array("I", [length for _, length in info.functions])
         key = (records, array("I", [at for _, at in offsets]).tobytes(), lengths.tobytes(), blob)
-        if key not in self._kept:
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
+        if key not in self._packed:
+            if len(self._packed) >= _MOST_PACKED:
+                self._packed.clear()
             table = pack_lines(rows_with_lines(records, offsets, len(lengths), blob))
-            self._kept[key] = (table, digest_of(table))
-        details.lines, details.digest = self._kept[key]
+            self._packed[key] = (table, digest_of(table))
+        details.lines, details.digest = self._packed[key]
 
     def _names(self, info: ProgramInfo, found: _Arrays) -> list[str]:
-        """As the kernel spells them: see bpf_get_prog_name() in kernel/bpf/core.c."""
+        """As the kernel makes them: see bpf_get_prog_name() in kernel/bpf/core.c."""
         if not found.func_infos:
             return plain_names(info)
         type_ids = self._func_infos[1 : 2 * found.func_infos : 2].tolist()
@@ -281,7 +281,7 @@ class ProgramReader:
         self._lines = array("B", bytes(_LINE_INFO.size * lines))
         self._addresses = array("Q", bytes(8 * lines))
 
-    def _ask(self, fd: int, with_lines: bool) -> _Arrays:
+    def _read_info(self, fd: int, with_lines: bool) -> _Arrays:
         """Fill the buffers; once more if the program has more than they hold."""
         while True:
             functions = len(self._starts)
@@ -402,14 +402,14 @@ def rows_with_lines(
 
 
 def digest_of(packed: bytes) -> bytes:
-    """What tells one table from another."""
+    """The digest by which equal tables are stored once."""
     from hashlib import blake2b
 
     return blake2b(packed, digest_size=16).digest()
 
 
 class LiveLines:
-    """What the running kernel knows of the lifetimes of now; asked once a program."""
+    """Targets and source lines of what is loaded now; each program is read once."""
 
     def __init__(self) -> None:
         self._reader = ProgramReader()
@@ -417,7 +417,7 @@ class LiveLines:
         self._known: dict[int, tuple[list[int], LineTable]] = {}
 
     def traced(self, lifetime: Lifetime, /) -> str | None:
-        """The kernel function whose calls a trampoline takes to programs."""
+        """The kernel function that a trampoline belongs to."""
         key = trampoline_key(lifetime.symbol.name)
         return None if key is None else self._targets.name(key) or None
 

@@ -2,8 +2,8 @@
 
 ``bpf_trampoline_<key>``: the upper 32 bits of the key are the id of a BTF object, with
 bit 31 set, or of a program; the lower 31 are a type id in it (bpf_trampoline_compute_key()
-in include/linux/bpf_verifier.h). Only functions of the kernel image are told here: what
-has types of its own, a module or a program, does so on top of others'.
+in include/linux/bpf_verifier.h). Only functions of the kernel image are named here: type
+ids of a module or of a program continue those of another object.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Targets:
         self._is_image: dict[int, bool] = {}
 
     def name(self, key: int) -> str:
-        """The function's name, ``""`` where it cannot be told."""
+        """The function's name, ``""`` where it is not known."""
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._look_up(key)

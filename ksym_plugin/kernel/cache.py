@@ -1,8 +1,9 @@
-"""What was worked out from a large file, kept for the next time under $XDG_CACHE_HOME.
+"""What was read from a large file, stored for the next time under $XDG_CACHE_HOME.
 
-An entry belongs to one file as it is: its place, size and times. A build id would not do,
-which a stripped file shares with the whole one. Nothing here raises for want of a disk, or
-for what an entry holds: what is damaged, of another version or not one's own is no entry.
+An entry belongs to one file in one state: device, inode, size and times. A build id would
+not do: a stripped file shares it with the whole one. Nothing here raises for want of a
+disk, or for what an entry contains: one that is damaged, of another version or another
+user's counts as none.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 
 # Changes with what entries hold; big-endian machines write another.
 _MAGIC = b"ksymcache1" + sys.byteorder[:1].encode()
-#: Nothing else is let go of.
+#: Only files with it are removed.
 _SUFFIX = ".kept"
 #: A checksum of all that follows, then the lengths of the parts.
 _CHECKSUM = struct.Struct("=I")
 _LENGTH = struct.Struct("=Q")
 #: Of a file written this lately another version may have the same times (the kernel's clock
-#: for them steps by some ms): nothing is kept of it yet.
+#: for them steps by some ms): nothing is stored of it yet.
 SETTLED_NS = 1_000_000_000
 #: What all entries may take.
 MOST_BYTES = 256 << 20
@@ -38,7 +39,7 @@ MOST_ENTRIES = 32
 
 
 def root() -> str:
-    """Where all is that can be had again."""
+    """The folder of all that can be had again."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     # One that is not absolute is to be ignored (XDG Base Directory Specification).
     if not os.path.isabs(cache):
@@ -47,7 +48,7 @@ def root() -> str:
 
 
 def folder() -> str:
-    """Where entries are."""
+    """The folder of the entries."""
     return os.path.join(root(), "elf")
 
 
@@ -114,7 +115,7 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def _name(of: tuple[int, ...]) -> str:
-    """One for each place of a file: what was known of an older one is written over."""
+    """One for each device and inode: an entry of an older file is written over."""
     return f"{of[0]:x}-{of[1]:x}{_SUFFIX}"
 
 
@@ -135,7 +136,7 @@ def _parts(data: bytes, at: int, count: int) -> list[bytes] | None:
 
 
 def _bound(where: str) -> None:
-    """Let go of what was written longest ago, also of what a killed writer left."""
+    """Remove what was written longest ago, also what a killed writer left."""
     with os.scandir(where) as listed:
         entries = [entry for entry in listed if entry.name.endswith(_SUFFIX)]
     found = [(entry.stat(follow_symlinks=False), entry.path) for entry in entries]

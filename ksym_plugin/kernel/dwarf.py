@@ -1,4 +1,4 @@
-"""Source lines of a kernel from its DWARF, as addr2line tells them.
+"""Source lines of a kernel from its DWARF, read by addr2line.
 
 LLVM's is preferred: of a stock kernel it needs half the memory and a third of the time of
 binutils' (see docs/benchmarks.md), which also mistakes the file of some lines.
@@ -94,7 +94,7 @@ def _line(answer: str) -> SourceLocation | None:
     file, _, number = answer.partition(" (discriminator ")[0].rpartition(":")
     if not file:
         raise ValueError(answer)
-    # Of code that no line is known for, LLVM's tells line 0 and binutils' a question mark.
+    # Where no line is known, LLVM's prints line 0 and binutils' a question mark.
     if number in ("?", "0"):
         return None
     return SourceLocation(os.path.normpath(file), int(number))
@@ -134,7 +134,7 @@ class _Addr2line:
                 raise KsymError(f"{program} cannot be run ({error})", "install binutils") from None
 
     def ask(self, address: int) -> str:
-        """What it says of an address; ValueError for nonsense, EOFError or OSError for nothing."""
+        """Its answer for an address; ValueError for nonsense, EOFError or OSError for none."""
         import socket
 
         give_up = time.monotonic() + _SECONDS
@@ -147,10 +147,10 @@ class _Addr2line:
             if not piece or len(answer) > _LONGEST_ANSWER:
                 raise EOFError
             answer += piece
-        echo, place, rest = answer.split(b"\n", 2)
+        echo, location, rest = answer.split(b"\n", 2)
         if int(echo, 16) != address or rest:
             raise ValueError(answer)
-        return place.decode("utf-8", "backslashreplace")
+        return location.decode("utf-8", "backslashreplace")
 
     def close(self) -> None:
         import subprocess

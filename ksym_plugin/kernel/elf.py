@@ -42,7 +42,7 @@ _FUNC = 2
 _TYPES = frozenset((_NOTYPE, _FUNC))
 _WIDE = "IBBHQQ"  # Elf64_Sym: name, info, other, section, value, size
 _NARROW = "IIIBBH"  # Elf32_Sym: name, value, size, info, other, section
-#: The types of the columns that are kept of a file, beside build id, anchor and strings.
+#: The types of the columns that the cache has of a file, beside build id, anchor and strings.
 _COLUMNS = "QQIQIQ"
 _PARTS = len(_COLUMNS) + 3
 _ANCHOR = 8
@@ -212,8 +212,8 @@ class ElfFile:
 
     def aliases(self, start: int) -> list[str]:
         """The other names of the function that begins there, the best first."""
-        held = range(bisect_left(self._aliased, start), bisect_right(self._aliased, start))
-        return [self._name(self._aliases[index]) for index in held]
+        own = range(bisect_left(self._aliased, start), bisect_right(self._aliased, start))
+        return [self._name(self._aliases[index]) for index in own]
 
     def _name(self, at: int) -> str:
         return _string(self._strings, at).decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""Which kernel and which boot this is: what tells one table of addresses from another."""
+"""Which kernel and which boot this is: a table of addresses belongs to one of them."""
 
 from __future__ import annotations
 

@@ -2,16 +2,17 @@
 
 The table is kept as the file's own lines, sorted: no object per symbol is built at load,
 and a look-up is one bisection and a close look at the few lines that share the address
-found. kallsyms has no lengths, so where a symbol ends is worked out then:
+found. kallsyms has no lengths, so where a symbol ends is worked out by each look-up:
 
 - at the next symbol of any type: data is no answer for a frame, but it ends a function;
-- at ``_etext`` and ``_einittext``, whatever their type; these, and where other sections
-  end, own nothing themselves: behind ``__entry_text_end`` can be a megabyte of padding;
+- at ``_etext`` and ``_einittext``, whatever their type: some kernels list these as data.
+  Names of sections' ends own no bytes: behind ``__entry_text_end`` can be a megabyte of
+  padding;
 - a module's symbols at the module's end, known from /proc/modules;
 - after at most one page where nothing of the same image or module follows, and for
   ``[bpf]`` lines and the pages of kprobes and ftrace, whose neighbours say nothing.
 
-What lies beyond an end has no name here. Reading addresses takes CAP_SYSLOG and a
+An address beyond an end has no name here. Reading addresses takes CAP_SYSLOG and a
 ``kernel.kptr_restrict`` below 2; without them the kernel prints zeros (``hidden``).
 """
 
@@ -42,14 +43,14 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.symbols import Reason
 
 KALLSYMS = "/proc/kallsyms"
-#: What an address may be at most from its symbol where nothing better bounds it.
+#: How far a symbol reaches at most where nothing better bounds it.
 PAGE = 4096
 
 #: The kernel's largest tables are some 30 MB. What is larger is no kallsyms, and may
 #: well have no end (a device, a pipe).
 MAX_BYTES = 1 << 28
 _BLOCK_BYTES = 1 << 17
-#: The image's beginning comes early, after per-CPU symbols at the most.
+#: ``_text`` comes early, after per-CPU symbols at the most.
 _START_BYTES = 4 << 20
 _START_BLOCK = 1 << 13
 
@@ -76,13 +77,13 @@ _LINE = re.compile(
 _TYPE = 17
 _NAME = 19
 _FUNCTIONS = frozenset(b"tTwW")
-_ENDS = frozenset((b"_etext", b"_einittext"))
+_TEXT_ENDS = frozenset((b"_etext", b"_einittext"))
 _STARTS = (b" _text", b" _stext")
 _MARKER = re.compile(
     rb"_[se]?(?:init)?text|_end|__(?:start|stop)_.*|__init_(?:begin|end)"
     rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_(?:start|end)"
 )
-#: Of those, the borders behind which nothing of the section is left.
+#: Of those, the ends: a frame behind one is not in that section.
 _END = re.compile(
     rb"_e(?:init)?text|_end|__stop_.*|__init_end"
     rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_end"
@@ -98,12 +99,12 @@ _CROWD = 32
 
 
 class KallsymsText:
-    """Collects the lines of one table; what is no symbol is left out.
+    """Collects the lines of one table; those that are no symbols are left out.
 
-    ``lines`` are in the file's order, and all spelled alike: see ``address_of`` and
-    ``split``. ``bpf_tail`` is what follows the first ``[bpf]`` line, in the file's order
-    also after ``lines`` have been sorted. ``narrow`` says that addresses of 32 bits were
-    seen.
+    ``lines`` are in the file's order, and all in one form: 16 digits, type, name, perhaps a
+    tab and the module. ``bpf_tail`` are the lines from the first ``[bpf]`` line on, in the
+    file's order also after ``lines`` have been sorted. ``narrow`` says that addresses of 32
+    bits were seen.
     """
 
     __slots__ = ("bpf_tail", "lines", "narrow")
@@ -120,11 +121,13 @@ class KallsymsText:
         text = b"\n" + block[: -1 if block.endswith(b"\n") else None]
         lines = self._regular(text)
         if lines is None:
-            lines = self._irregular(text[1:].split(b"\n"))
+            matches = filter(None, map(_LINE.match, text[1:].split(b"\n")))
+            lines = [self._rewrite(match) for match in matches if not _MAPPING_NAME.match(match[3])]
         if self.bpf_tail:
             self.bpf_tail += lines
-        elif b"[" in text:
-            self.bpf_tail = _from_bpf(lines)
+        elif b"[bpf]" in text:
+            first = next((at for at, line in enumerate(lines) if is_bpf(line)), len(lines))
+            self.bpf_tail = lines[first:]
         self.lines += lines
 
     def _regular(self, text: bytes) -> list[bytes] | None:
@@ -147,32 +150,21 @@ class KallsymsText:
         self.narrow |= narrow
         return lines
 
-    def _irregular(self, block: list[bytes]) -> list[bytes]:
-        matches = [match for match in map(_LINE.match, block) if match is not None]
-        return [self._rewrite(match) for match in matches if not _MAPPING_NAME.match(match[3])]
-
     def _rewrite(self, match: re.Match[bytes]) -> bytes:
         printed, kind, name, module = match.groups()
         address = printed.lstrip(b"0")
-        # Zero says nothing: a wide table has it for what is relative to a CPU's area.
+        # Not by zero: a 64-bit table has it for what is relative to a CPU's area.
         if address and len(printed) <= 8:
             self.narrow = True
         suffix = b"\t[%b]" % module if module else b""
         return b"%b %b %b%b" % (address.lower().rjust(16, b"0"), kind, name, suffix)
 
 
-def _from_bpf(lines: list[bytes]) -> list[bytes]:
-    for index, line in enumerate(lines):
-        if line.endswith(_BPF_SUFFIX):
-            return lines[index:]
-    return []
-
-
 def blocks(path: str, size: int = _BLOCK_BYTES) -> Iterator[bytes]:
-    """A table's text, some whole lines at a time. OSError, and KallsymsError without an end.
+    """A table's text, some whole lines at a time. OSError; KallsymsError if it is too long.
 
-    In blocks: the whole text beside all its lines would double the memory that a load
-    needs at its peak.
+    The whole text beside all its lines would double the memory that a load needs at its
+    peak.
     """
     total = 0
     with open(path, "rb") as file:
@@ -192,7 +184,7 @@ def blocks(path: str, size: int = _BLOCK_BYTES) -> Iterator[bytes]:
 
 
 def text_start(path: str = KALLSYMS) -> int | None:
-    """The address of ``_text``, else of ``_stext``; None where it is hidden or not told.
+    """The address of ``_text``, else of ``_stext``; None where it is hidden or not listed.
 
     The same answer as ``Kallsyms.text_start``, at a hundredth of the cost.
     """
@@ -218,11 +210,11 @@ def text_start(path: str = KALLSYMS) -> int | None:
 
 
 class Tail:
-    """What kallsyms lists last: BPF and out-of-line code.
+    """The last part of kallsyms: BPF and out-of-line code.
 
-    ``bpf`` are (start, name), and ``ool`` (start, name, module), by start. Empty where
-    there is no kallsyms and where addresses are hidden (they are all zero then); without
-    ``bpf`` where net.core.bpf_jit_kallsyms is 0.
+    ``bpf`` are (start, name), and ``ool`` (start, name, module), by start. Both are empty
+    where there is no kallsyms and where addresses are hidden (they are all zero then);
+    ``bpf`` is where net.core.bpf_jit_kallsyms is 0.
     """
 
     __slots__ = ("bpf", "ool")
@@ -238,7 +230,7 @@ class Tail:
 
 
 def read_tail(path: str = KALLSYMS) -> Tail:
-    """What kallsyms lists of BPF and of out-of-line code; all before it is passed over."""
+    """The last part of kallsyms; the lines before it are not looked at."""
     text = KallsymsText()
     try:
         for block in blocks(path):
@@ -256,8 +248,8 @@ def read_tail(path: str = KALLSYMS) -> Tail:
 def functions_by_module(path: str = KALLSYMS) -> dict[str, list[FunctionRow]]:
     """Start, length and name of each function of all modules, by module.
 
-    Their lines follow the kernel's own; from BPF's on nothing is read, for these alone
-    make reading slow. OSError, and KallsymsError if the table has no end.
+    Their lines follow the image's. Nothing is read from BPF's lines on, which alone make
+    reading slow. OSError; KallsymsError if the table is too long.
     """
     text = KallsymsText()
     for block in blocks(path):
@@ -279,8 +271,8 @@ def functions_by_module(path: str = KALLSYMS) -> dict[str, list[FunctionRow]]:
 def _bounded(table: Kallsyms, starts: set[int]) -> list[FunctionRow]:
     """The functions that begin at ``starts``.
 
-    Where another of the same module does not follow, nothing tells how far one goes: the
-    rest of its page is the module's in any case.
+    Where no other function of the module follows, nothing says how far one goes; the rest
+    of its page is the module's in any case.
     """
     rows = []
     for start in sorted(starts):
@@ -296,51 +288,24 @@ def address_of(line: bytes) -> int:
     return int(line[:16], 16)
 
 
-def past(address: int) -> bytes:
+def after_all_of(address: int) -> bytes:
     """What sorts behind all lines of an address and before those of the next."""
     return b"%016x!" % address  # "!" follows the blank that ends the digits
 
 
 def is_function(line: bytes) -> bool:
-    """Whether the type is text or weak; everything else is data, or no place at all."""
+    """Whether the type is text or weak; other types are data, or no addresses at all."""
     return line[_TYPE] in _FUNCTIONS
 
 
-def is_text_end(line: bytes) -> bool:
-    """Whether the line is where the kernel's text or init text ends, of whatever type:
-    some kernels list ``_etext`` as data."""
-    return _name(line) in _ENDS
-
-
 def is_marker(line: bytes) -> bool:
-    """Whether the name is that of a section's border rather than of a function."""
+    """Whether the name is that of a section's start or end rather than of a function."""
     return _MARKER.fullmatch(_name(line)) is not None
-
-
-def is_end(line: bytes) -> bool:
-    """Whether the name is that of a section's end: what follows it is not called so."""
-    return _END.fullmatch(_name(line)) is not None
-
-
-def in_core_image(line: bytes) -> bool:
-    """Whether the line names no module."""
-    return b"\t" not in line
 
 
 def is_bpf(line: bytes) -> bool:
     """Whether the line is one of BPF's."""
-    return line.endswith(b"\t[bpf]")
-
-
-def named(lines: list[bytes], name: str) -> list[int]:
-    """The positions of all lines of that name."""
-    plain = b" " + name.encode(errors="replace")
-    suffixed = plain + b"\t"
-    return [
-        index
-        for index, line in enumerate(lines)
-        if line.endswith(plain, _TYPE) or line.startswith(suffixed, _NAME - 1)
-    ]
+    return line.endswith(_BPF_SUFFIX)
 
 
 def split(line: bytes) -> tuple[str, str | None]:
@@ -365,7 +330,7 @@ def kind_of(name: str, module: str | None) -> str:
 
 def preference(line: bytes) -> tuple[bool, bool, bool, int, int, bytes]:
     """Sorts the names of one address: strong before weak, global before local, functions
-    before the marks of sections, few leading underscores, then the longer."""
+    before sections' starts and ends, few leading underscores first, then the longer."""
     kind, name = line[_TYPE : _TYPE + 1], _name(line)
     underscores = len(name) - len(name.lstrip(b"_"))
     return kind in b"wW", kind.islower(), is_marker(line), underscores, -len(name), name
@@ -438,7 +403,7 @@ class Kallsyms:
     @property
     def text_start(self) -> int | None:
         """The address of ``_text``, else of ``_stext``: it differs from boot to boot
-        (KASLR), so it tells whether an address and this table belong together."""
+        (KASLR), so it shows whether an address and this table belong together."""
         if self.hidden:
             return None
         for name in _STARTS:
@@ -461,7 +426,7 @@ class Kallsyms:
             return HIDDEN
         if not self._floor <= address <= _TOP:
             return UNKNOWN_ADDRESS
-        after = bisect_right(self._lines, past(address))
+        after = bisect_right(self._lines, after_all_of(address))
         found = self._crowded.get(after) or self._choose(after)
         if isinstance(found, Symbol) and address < found.end:
             return found
@@ -472,22 +437,24 @@ class Kallsyms:
         found = self.find(address)
         if not isinstance(found, Symbol):
             return []
-        after = bisect_right(self._lines, past(found.start))
+        after = bisect_right(self._lines, after_all_of(found.start))
         return [split(line)[0] for line in self._ranked(self._group(after))]
 
     def by_name(self, name: str) -> list[Symbol]:
         """Every symbol of this name, data included, by address. Reads the whole table."""
         if self.hidden:
             return []
+        plain = b" " + name.encode(errors="replace")
+        with_module = plain + b"\t"
         found = []
-        for index in named(self._lines, name):
-            line = self._lines[index]
-            after = bisect_right(self._lines, past(address_of(line)), index)
-            found.append(self._symbol(line, after))
+        for index, line in enumerate(self._lines):
+            if line.endswith(plain, _TYPE) or line.startswith(with_module, _NAME - 1):
+                after = bisect_right(self._lines, after_all_of(address_of(line)), index)
+                found.append(self._symbol(line, after))
         return found
 
     def _choose(self, after: int) -> Symbol | Reason:
-        """The answer of the lines that share an address and end before ``after``."""
+        """The answer of the lines that share an address, the last of which precedes ``after``."""
         group = self._group(after)
         ranked = self._ranked(group)
         found = self._symbol(ranked[0], after) if ranked else UNKNOWN_ADDRESS
@@ -522,8 +489,8 @@ class Kallsyms:
 
     def _ranked(self, group: list[bytes]) -> list[bytes]:
         """The lines of a group that can name a frame, the best first."""
-        lines = [line for line in group if is_function(line) and not is_end(line)]
-        if any(map(is_text_end, group)):
+        lines = [line for line in group if is_function(line) and not _END.fullmatch(_name(line))]
+        if any(_name(line) in _TEXT_ENDS for line in group):
             lines = [line for line in lines if not is_marker(line)]
         if len(lines) > 1:
             lines.sort(key=preference)
@@ -546,7 +513,7 @@ class Kallsyms:
             neighbour = self._lines[after]
             following = address_of(neighbour)
             if kind == KERNEL:
-                related = in_core_image(neighbour)
+                related = b"\t" not in neighbour
             elif kind == MODULE:
                 related = split(neighbour)[1] == module
         base, size = self._sizes.get(module or "", (0, 0))

@@ -154,7 +154,7 @@ def _record(kind: int, data: bytes, at: int, end: int) -> Record | None:
 class Ring:
     """The records of an event, mapped; owns the event's file descriptor ``fd``.
 
-    ``lost_at_read`` says whether reading the event tells how many records were lost
+    ``lost_at_read`` says whether reading the event gives how many records were lost
     (PERF_FORMAT_LOST).
     """
 

@@ -24,8 +24,8 @@ LOAD_PROBES = "run as root or with CAP_BPF and CAP_PERFMON"
 
 def require_probes(proc: str = "/proc", security: str = "/sys/kernel/security") -> None:
     """SourceError where BPF programs that read the kernel are not for this process."""
-    held = _capabilities(f"{proc}/self/status")
-    if not held & _SYS_ADMIN and not (held & _PERFMON and held & _BPF):
+    effective = _capabilities(f"{proc}/self/status")
+    if not effective & _SYS_ADMIN and not (effective & _PERFMON and effective & _BPF):
         raise SourceError("this user may not load BPF programs that trace the kernel", LOAD_PROBES)
     if "[confidentiality]" in _read(f"{security}/lockdown"):
         raise SourceError(
@@ -106,7 +106,7 @@ def _reason(error: OSError) -> str:
 
 
 def _capabilities(status: str) -> int:
-    """The effective ones; all of them where /proc does not tell."""
+    """The effective ones; all of them where /proc cannot be read."""
     for line in _read(status).splitlines():
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: How far an image can reach: the kernel allocates a page for each (PAGE_SIZE of the
 #: smallest kind), and so much PERF_RECORD_KSYMBOL claims.
 IMAGE_REACH = 4096
-#: A FineIBT preamble, kept as a symbol of its own in front of a program.
+#: A FineIBT preamble, which is a symbol of its own in front of a program.
 _CFI_PREFIX = "__cfi_"
 _CFI_LENGTH = 16
 
@@ -47,7 +47,7 @@ _NO_LENGTHS = "lengths of programs loaded before the start are unknown"
 
 
 class Snapshot:
-    """``loads`` by start; ``limit`` says in one sentence what it lacks, if anything.
+    """``loads`` by start; ``limit`` is a sentence about what is missing, if anything is.
 
     ``lists_images`` says that kallsyms showed BPF, if only programs: there are no other
     images than those in ``loads``.
@@ -83,7 +83,7 @@ class Taker:
         self._known: dict[int, list[Load]] = {}
 
     def take(self, images: bool = True) -> Snapshot:
-        """Everything there is now. SourceError if nothing can be told at all.
+        """Everything there is now. SourceError if neither bpf(2) nor kallsyms shows any.
 
         Without ``images`` it may be the programs alone: kallsyms is not read if that can
         be helped, since it takes long where there are many. A program's ``earliest`` is
@@ -128,7 +128,7 @@ def take() -> Snapshot:
 
 
 def _fallback(tail: Tail, error: SourceError) -> Snapshot:
-    """What kallsyms alone tells."""
+    """What kallsyms alone shows."""
     if not tail.bpf:
         raise error
     loads = without_lengths(tail, time.monotonic_ns())
@@ -204,7 +204,7 @@ def program_loads(
 
 
 def _fits(name: str, program: ProgramInfo, at: int) -> bool:
-    """Whether kallsyms' line was about this function, and not one that was there before."""
+    """Whether kallsyms' line is this function's, and not of one that was there before."""
     parts = split_bpf_name(name)
     if parts is None or parts[0] != program.tags[at]:
         return False
@@ -219,6 +219,6 @@ def _own_names(program: ProgramInfo, reader: ProgramReader) -> list[str]:
 
 
 def _short_names(program: ProgramInfo) -> list[str]:
-    """What is left to call a program by that is gone: only its main function has a name."""
+    """The names of a program that is gone: only that of its main function is known."""
     rest = f"_{program.name}" if program.name else ""
     return [f"bpf_prog_{program.tag}{rest}"]

@@ -64,7 +64,7 @@ class Ticker:
             self.fd = -1
 
 
-#: machine as uname(2) spells it: (bpf, perf_event_open), from the kernel's tables.
+#: machine as uname(2) has it: (bpf, perf_event_open), from the kernel's tables.
 _GENERIC = (280, 241)
 _I386 = (357, 336)
 _ARM = (386, 364)
@@ -85,7 +85,7 @@ _NUMBERS = {
     "armv7l": _ARM,
     "armv8l": _ARM,
 }
-#: What a 32-bit interpreter speaks on a kernel that calls itself this.
+#: The machine of a 32-bit interpreter on a 64-bit kernel.
 _COMPAT = {"x86_64": "i686", "aarch64": "armv7l"}
 
 # enum bpf_cmd
@@ -133,7 +133,7 @@ def bpf(command: int, attr: array[int]) -> int:
 
 
 def object_info(fd: int, info: array[int]) -> None:
-    """BPF_OBJ_GET_INFO_BY_FD: what the kernel says of an object, in place in ``info``."""
+    """BPF_OBJ_GET_INFO_BY_FD: fill ``info`` with what the kernel knows of an object."""
     address, length = info.buffer_info()
     attr = struct.pack("=IIQ", fd, length * info.itemsize, address)
     bpf(OBJ_GET_INFO_BY_FD, array("B", attr))

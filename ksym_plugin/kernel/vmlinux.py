@@ -28,9 +28,9 @@ class Image:
     """A vmlinux at the address where a kernel runs; answers as Kallsyms does.
 
     ``text_start`` is where that kernel has ``_text``. ``behind`` knows the kernel's own
-    table, or is None: it names what the file does not, and has the word on labels within
-    functions and where the file has no size. Raises ElfError where the file is of another
-    kernel: ``build_id`` is the one wanted, None where that is not known.
+    table, or is None: it names what the file does not, and is preferred for labels within
+    functions and for functions without a size in the file. Raises ElfError where the file
+    is of another kernel: ``build_id`` is the one wanted, None where that is not known.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ def check_image(path: str, text_start: int | None, build_id: str | None) -> None
 def open_lines(
     image: Image, tell: Callable[[str], None], may_raise: bool = True
 ) -> ImageLines | None:
-    """The source lines of an image, to be closed in the end; None, and told why, without any.
+    """The source lines of an image, to be closed in the end; None where there are none.
 
-    ElfError where the file cannot be read. If it may not raise, now or later, then that is
-    told too (see ImageLines).
+    ``tell`` is given a sentence that says why. ElfError where the file cannot be read; if it
+    may not raise, now or later, ``tell`` is given that too (see ImageLines).
     """
     from ksym_plugin.kernel.dwarf import ImageLines
 
@@ -124,19 +124,19 @@ def has_servers() -> bool:
 def download(build_id: str) -> str:
     """The path of a file with the symbols and DWARF of that build; ElfError if nobody has it.
 
-    It is kept under $XDG_CACHE_HOME, as debuginfod(8) describes the protocol:
+    It is stored under $XDG_CACHE_HOME, as debuginfod(8) describes the protocol:
     ``GET /buildid/BUILDID/debuginfo``.
     """
     if not build_id or not _HEX.issuperset(build_id):
         raise ElfError("this kernel has no build id", "name its vmlinux with --vmlinux")
-    kept = os.path.join(cache.root(), "debuginfo", build_id)
-    if os.path.exists(kept):
-        return kept
+    target = os.path.join(cache.root(), "debuginfo", build_id)
+    if os.path.exists(target):
+        return target
     problems = []
     for url in os.environ.get(SERVERS, "").split():
-        problem = _download(f"{url.rstrip('/')}/buildid/{build_id}/debuginfo", kept)
+        problem = _download(f"{url.rstrip('/')}/buildid/{build_id}/debuginfo", target)
         if not problem:
-            return kept
+            return target
         problems.append(f"{url}: {problem}")
     raise ElfError(
         f"no debuginfod server has build {build_id} ({'; '.join(problems)})",
@@ -144,8 +144,8 @@ def download(build_id: str) -> str:
     )
 
 
-def _download(url: str, kept: str) -> str:
-    """Download to ``kept``, whole or not at all; why not, or ``""``."""
+def _download(url: str, target: str) -> str:
+    """Download to ``target``, whole or not at all; why not, or ``""``."""
     import shutil
     import tempfile
     from http.client import HTTPException
@@ -154,8 +154,8 @@ def _download(url: str, kept: str) -> str:
     if not url.startswith(("http://", "https://")):
         return "no http or https address"
     try:
-        os.makedirs(os.path.dirname(kept), mode=0o700, exist_ok=True)
-        fd, partial = tempfile.mkstemp(dir=os.path.dirname(kept))
+        os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+        fd, partial = tempfile.mkstemp(dir=os.path.dirname(target))
     except OSError as error:
         return f"the file cannot be kept ({error})"
     try:
@@ -165,7 +165,7 @@ def _download(url: str, kept: str) -> str:
             shutil.copyfileobj(answer, file)
             if answer.length:
                 raise OSError(f"{answer.length} bytes are missing")
-        os.rename(partial, kept)
+        os.rename(partial, target)
     except BaseException as error:
         # Also on Ctrl-C: a kernel's has hundreds of megabytes.
         os.unlink(partial)

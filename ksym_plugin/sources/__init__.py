@@ -68,8 +68,8 @@ def names() -> list[str]:
 def open_source(name: str = AUTO, ring_bytes: int | None = None) -> tuple[Source, list[Attempt]]:
     """The source called ``name``, or the first that starts; and those that did not.
 
-    ``ring_bytes`` is the room for what the kernel has told and nobody has read yet, where
-    a source has such a ring (``stats`` then tells its size); None is for its default.
+    ``ring_bytes`` is the room for records that nobody has read yet, where a source has such
+    a ring (its size is in ``stats``); None is for its default.
     The source is started and belongs to the caller. SourceError, naming every source
     tried with its reason, when none starts.
     """

@@ -199,7 +199,7 @@ def _import(name: str, folder: str) -> ModuleType:
 
 
 def source_text() -> str:
-    """The C source: kept beside the package in a checkout, and inside it when installed."""
+    """The C source: beside the package in a checkout, and inside it when installed."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for folder in (os.path.join(package, "_bpf"), os.path.join(package, "..", "bpf")):
         try:

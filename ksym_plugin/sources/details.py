@@ -1,11 +1,11 @@
 """What programs are, and their source lines, from a process that reads them in time.
 
-It is one of its own so that neither the recorder's work keeps it from being in time, nor
-its work a name from being recorded. It listens to the kernel's load records itself, takes
+It is one of its own so that the recorder's work does not make it late, and its work does
+not make the recorder late. It listens to the kernel's load records itself, takes
 a descriptor of every new program at once, which keeps the program from going, and closes
-it as soon as it has been read: after some 0.1 ms, and never with more than 64 open at a
-time. A program that is unloaded meanwhile goes by so much later, and its unload record
-names this process.
+it as soon as it has been read: after some 0.1 ms, with at most 64 open at a time. A
+program that is unloaded meanwhile goes by so much later, and its unload record names this
+process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FLAGS = syscalls.BPF_EVENT | syscalls.WATERMARK
 
 
 class DetailsProcess:
-    """Starts the process, and has what it sends.
+    """Starts the process, and takes what it sends.
 
     ``counts`` has how many programs were reported, by ``ProgramDetails.problem``. ``notes``
     says why nothing more will come, if so. OSError if the process cannot be started.

@@ -1,9 +1,8 @@
 """Which functions are in modules, found out by a process that ends when it has answered.
 
-It is one of its own, for each load, so that what takes long neither keeps a name from
-being recorded nor stays in the recorder's memory. A module's ELF file has the truth; where
-there is none, or more modules are asked for than are worth it, /proc/kallsyms tells, of
-which only what precedes BPF's lines is read: those alone make reading it slow.
+There is one for each load, so that what takes long neither makes the recorder late nor
+stays in its memory. A module's ELF file is exact. Where there is none, or for many modules
+at once, /proc/kallsyms is read up to BPF's lines: those alone make reading it slow.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 _LIMIT = 10.0
 #: An ELF file takes some 10 ms, kallsyms 50 ms for all there are.
 _MOST_FILES = 8
-#: How long an init function is waited for, whose module only kallsyms can tell of.
+#: How long an init function is waited for, whose module only kallsyms describes.
 _INIT_SECONDS = 3.0
 _STEP_SECONDS = 0.02
 _INIT = ".init"
@@ -116,7 +115,7 @@ def _by_file(question: Question, release: str) -> Answer | None:
     except (KsymError, ImportError):
         return None
     rows, init = split_init(functions_of(file), sections)
-    # Which module it was is known by its sections: it may have gone meanwhile.
+    # The sections say which module it was, so it may have gone meanwhile.
     return _answer(rows, init, base, size, 0) if rows else None
 
 

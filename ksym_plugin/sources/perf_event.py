@@ -120,14 +120,14 @@ class PerfEventSource(Source):
         records, whole = parse(data)
         if not whole:
             changes.append(Loss(since, now, _BROKEN_CAUSE))
-        told = sum(record.count for record in records if isinstance(record, Lost))
-        if told or tight:
+        reported = sum(record.count for record in records if isinstance(record, Lost))
+        if reported or tight:
             lost = ring.newly_lost()
             # Asked only now, so it may count what was lost since ``now``.
             until = time.monotonic_ns()
             if lost is None:
-                cause = _LOST_CAUSE if told else _SUSPECT_CAUSE
-                changes.append(Loss(since, until, cause, told or None))
+                cause = _LOST_CAUSE if reported else _SUSPECT_CAUSE
+                changes.append(Loss(since, until, cause, reported or None))
             elif lost:
                 changes.append(Loss(since, until, _LOST_CAUSE, lost))
         return records
@@ -188,10 +188,10 @@ class PerfEventSource(Source):
 def _look(rings: list[Ring]) -> tuple[int, list[int], int]:
     """All rings' heads at one instant, and times read before and after it.
 
-    Heads that two looks in a row find the same were so all the time between the looks.
-    So what is taken is a state that there was: nothing is left for the next read that
-    happened before something in this one. On a machine where records never stop coming
-    the last look has to do.
+    Heads that two looks in a row find the same did not change between the looks. So this is
+    a state that all rings had at once: no record is left for the next read that is older
+    than one in this read. On a machine where records never stop coming the last look has to
+    do.
     """
     before = time.monotonic_ns()
     heads = [ring.head() for ring in rings]

@@ -53,7 +53,7 @@ class PollingSource(Source):
         self._read_at = self._listed_at = self._images_at = time.monotonic_ns()
         self._list_due = self._images_due = self._changed_at = 0
         #: Since when there may be programs with ids after the last one known. At the start
-        #: nobody can tell how many of the ids above it were used up long before.
+        #: nobody knows how many of the ids above it were used up long before.
         self._newer_since = self._read_at
         self._count_skipped = False
         #: What is known by id; nothing under it where the program is not JITed.
@@ -118,8 +118,8 @@ class PollingSource(Source):
     def _takes_a_place(self, loads: list[Load]) -> bool:
         if not loads:
             return False
-        held = {load.symbol.start for group in self._programs.values() for load in group}
-        return any(load.symbol.start in held for load in loads)
+        starts = {load.symbol.start for group in self._programs.values() for load in group}
+        return any(load.symbol.start in starts for load in loads)
 
     def _gone_programs(self, fresh: dict[int, list[Load]]) -> list[Unload]:
         """What of the known programs is not listed any more, before ``fresh`` ones came."""

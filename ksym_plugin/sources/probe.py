@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.tracker import Change
 
 #: A record takes some 110 bytes: room for 10,000 loads and their unloads, nearly twice,
-#: while nobody reads. It is kernel memory, held as long as the source.
+#: while nobody reads. It is kernel memory, taken as long as the source is open.
 RING_BYTES = 4 << 20
 #: The least time between two comparisons with what the probe has counted: for so long a
 #: loss goes unnoticed that no record follows.
@@ -61,8 +61,8 @@ _LOAD = struct.Struct("=IIQQIIQII16sII56x")
 class KsymSource(Source):
     """Changes from a probe on bpf_ksym_add() and bpf_ksym_del().
 
-    Times are exact: the probe takes them, just before the change. Where a program ends is
-    what the kernel says, and so it is for images whose end it keeps. ``read`` returns
+    Times are exact: the probe takes them, just before the change. The ends of programs are the
+    kernel's own, and those of images where it keeps them. ``read`` returns
     changes by time; one that another CPU is just reporting may come with the next read.
     SourceError if it cannot start, with nothing left behind.
     """

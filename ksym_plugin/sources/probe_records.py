@@ -187,7 +187,7 @@ class Changes:
         return changes
 
     def forget(self) -> None:
-        """After a loss nothing tells any more which program a subprogram belongs to."""
+        """After a loss it is not known any more which program a subprogram belongs to."""
         self._subprograms.clear()
 
     def _loads(self, record: Record) -> list[Load]:
@@ -214,7 +214,7 @@ class Changes:
         name = record.name or UNNAMED_BPF
         kind = bpf_kind(name)
         symbol = Symbol(record.start, record.start + record.length, name, kind, BPF_MODULE)
-        # A whole page is what the kernel says of an image whose end it does not keep.
+        # A whole page is the kernel's answer for an image whose end it does not keep.
         rounded = record.length >= mmap.PAGESIZE if is_image(kind) else not self._exact
         prog_id, at = record.prog_id or None, record.stamp
         return Load(symbol, at, at, prog_id, rounded, record.pid, record.comm)

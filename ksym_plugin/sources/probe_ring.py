@@ -101,7 +101,7 @@ class BpfRing:
     def take(self) -> list[bytes]:
         """The records there are now; the kernel gets their room back."""
         tail, head = self._tail[0], self._head[0]
-        # A read barrier between the head and what it says is there, for machines with
+        # A read barrier between the head and the data before it, for machines with
         # weak ordering: the vDSO has one.
         time.monotonic_ns()
         records: list[bytes] = []
@@ -173,7 +173,7 @@ class PerfBuffers:
             except OSError:
                 if not self._started:
                     raise
-                # Gone again, or no descriptor left for it. What it tells until the next
+                # Gone again, or no descriptor left for it. What it writes until the next
                 # look is counted as lost by the probe.
                 self._rings.look_again()
         self._started = True
