@@ -1,7 +1,7 @@
 SHELL = /bin/bash
 PYTHON = .venv/bin/python
 # The live tests limit themselves; this is for a kernel that lets none of them return.
-LIVE = timeout --foreground --kill-after=30 7200 $(PYTHON) -m pytest tests/live -ra
+LIVE = timeout --foreground --kill-after=30 1800 $(PYTHON) -m pytest tests/live -ra
 
 .PHONY: help setup demo test test-all lint format unit pythons live live-slow vm vmlinux bench wheel \
 	install-perf-scripts uninstall-perf-scripts clean

@@ -13,7 +13,7 @@
  * its place, and then the kernel's does not compile.
  *
  * Records are of the length of their names: a program's takes about 100 bytes, where the
- * longest name takes 568. ksym_plugin/sources/ksym_records.py reads them.
+ * longest name takes 568. ksym_plugin/sources/probe_records.py reads them.
  */
 #include <uapi/linux/ptrace.h>
 
