@@ -1,10 +1,9 @@
-"""Kernel names for programs that use bcc: ``install`` puts the plugin in for bcc's own table.
+"""Kernel names for programs that use bcc: ``install`` replaces bcc's own table by the plugin.
 
-bcc reads /proc/kallsyms once in a process and knows no ends: a program loaded later is
+bcc reads /proc/kallsyms once in a process and has no symbol's end: a program loaded later is
 named after whatever lies below it. From ``install`` on, ``BPF.ksym``, ``BPF.ksymname``, and
-``BPF.sym`` for kernel addresses, are answered as of when they are asked; what has no name
-is ``[unknown]``. Whose addresses were sampled earlier gets the names of now: bcc passes no
-time.
+``BPF.sym`` for kernel addresses, answer as of when they are called; what has no name is
+``[unknown]``. Addresses that were sampled earlier get the names of now: bcc passes no time.
 
     python3 -m ksym_plugin.bcc /usr/sbin/profile-bpfcc -K 5
 
@@ -31,7 +30,7 @@ _installed: KernelSymbols | None = None
 
 
 class KernelSymbols:
-    """What bcc asks instead of its SymbolCache; answers in that one's terms."""
+    """Stands in for bcc's SymbolCache, and answers as that does."""
 
     def __init__(self, manager: KsymPluginManager) -> None:
         self.manager = manager

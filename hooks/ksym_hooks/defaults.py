@@ -1,4 +1,4 @@
-"""What a host gets where no plugin says anything."""
+"""What a host gets where no plugin has an answer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from ksym_hooks.markers import hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Final
 
     from ksym_hooks.types import Frame
 
-NAME: Final = "defaults"
+NAME = "defaults"
 
 
 class NoAnswer:
@@ -25,7 +24,7 @@ class NoAnswer:
         return f"Reason({self.text})"
 
 
-NO_ANSWER: Final = NoAnswer()
+NO_ANSWER = NoAnswer()
 
 
 @hookimpl(trylast=True)

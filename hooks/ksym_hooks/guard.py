@@ -13,22 +13,30 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Final
 
     from pluggy import HookImpl
 
     from ksym_hooks.warning import Complaints
 
-#: How long a plugin may keep a host waiting before that is said, in seconds.
-SLOW: Final = 1.0
+#: How long a plugin may keep a host waiting before a warning, in seconds.
+SLOW = 1.0
 #: What a plugin may raise; a Ctrl-C is the user's and goes on to the host.
-RAISED: Final = (Exception, SystemExit)
+RAISED = (Exception, SystemExit)
+#: The attributes of a frame, and their types.
+_FRAME = (
+    ("address", int),
+    ("name", str),
+    ("offset", int),
+    ("module", (str, type(None))),
+    ("kind", str),
+    ("certainty", str),
+)
 
 
 def protect(impl: HookImpl, hook: str, name: str, complaints: Complaints, is_trusted: bool) -> None:
     """From here on ``impl`` neither raises nor returns what its hook does not provide for.
 
-    A trusted one is not looked at further: it says itself what takes long.
+    The answers of a trusted one are not checked: it warns itself of what takes long.
     """
     function, check = impl.function, None if is_trusted else _CHECKS.get(hook)
     at = impl.argnames.index("addresses") if "addresses" in impl.argnames else None
@@ -43,7 +51,7 @@ def protect(impl: HookImpl, hook: str, name: str, complaints: Complaints, is_tru
             complaints.about(name, f"{hook} {error}; it is passed over")
             return None
         except RAISED as error:
-            complaints.about(name, f"{hook} raised {said(error)}; it is passed over")
+            complaints.about(name, f"{hook} raised {describe(error)}; it is passed over")
             return None
         if not is_trusted and time.monotonic() - began > SLOW:
             complaints.about(name, f"{hook} took {time.monotonic() - began:.1f} s")
@@ -75,7 +83,7 @@ def in_time(work: Callable[[], object], name: str, what: str, complaints: Compla
         complaints.about(name, f"{what} has taken {SLOW:g} s and is not done; it is passed over")
         return None
     if errors:
-        complaints.about(name, f"{what} raised {said(errors[0])}; it is passed over")
+        complaints.about(name, f"{what} raised {describe(errors[0])}; it is passed over")
     return results[0] if results else None
 
 
@@ -83,7 +91,7 @@ class _Nonsense(Exception):
     """An answer that does not fit its hook."""
 
 
-def said(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """An error's class and text; the text is the plugin's own code, and may raise as well."""
     try:
         text = str(error)
@@ -100,7 +108,7 @@ def _check_frames(answer: object, addresses: object) -> None:
     if len(answer) != len(addresses):
         raise _Nonsense(f"returned {len(answer)} answers for {len(addresses)} addresses")
     for address, item in zip(addresses, answer):
-        # As ``is_frame`` has it, by which the host tells them apart.
+        # The same test as ``is_frame``, by which the host tells them apart.
         is_fine = _is_frame(item) if hasattr(item, "certainty") else _is_reason(item)
         if not is_fine:
             raise _Nonsense(f"returned a {type(item).__name__} that is neither frame nor reason")
@@ -116,7 +124,7 @@ def _is_reason(item: object) -> bool:
     return isinstance(getattr(item, "text", None), str)
 
 
-def _check_spelling(answer: object, _: object) -> None:
+def _check_name(answer: object, _: object) -> None:
     if not isinstance(answer, str):
         raise _Nonsense(f"returned a {type(answer).__name__} instead of a string")
 
@@ -128,16 +136,8 @@ def _check_sources(answer: object, _: object) -> None:
         raise _Nonsense("returned no dict of names and what to call")
 
 
-_FRAME: Final = (
-    ("address", int),
-    ("name", str),
-    ("offset", int),
-    ("module", (str, type(None))),
-    ("kind", str),
-    ("certainty", str),
-)
-_CHECKS: Final[Mapping[str, Callable[[object, object], None]]] = {
+_CHECKS: Mapping[str, Callable[[object, object], None]] = {
     "ksym_resolve_frames": _check_frames,
-    "ksym_format_frame": _check_spelling,
+    "ksym_format_frame": _check_name,
     "ksym_sources": _check_sources,
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 from ksym_hooks import defaults, specs
-from ksym_hooks.guard import RAISED, in_time, protect, said
+from ksym_hooks.guard import RAISED, describe, in_time, protect
 from ksym_hooks.markers import PROJECT
 from ksym_hooks.warning import Complaints
 
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.metadata import EntryPoint
     from types import TracebackType
-    from typing import Final
 
 #: Names of plugins not to load, with commas between them; ``*`` for all.
-DISABLE: Final = "KSYM_DISABLE_PLUGINS"
+DISABLE = "KSYM_DISABLE_PLUGINS"
 #: The plugin of this distribution: its entry point's name, and where it is. It is there
 #: also in a checkout that is not installed.
-BUILT_IN: Final = "ksym"
-_BUILT_IN_MODULE: Final = "ksym_plugin.plugin"
+BUILT_IN = "ksym"
+_BUILT_IN_MODULE = "ksym_plugin.plugin"
 
 
 class KsymPluginManager(pluggy.PluginManager):
@@ -37,7 +36,7 @@ class KsymPluginManager(pluggy.PluginManager):
 
     def __init__(self) -> None:
         super().__init__(PROJECT)
-        self.complaints: Final = Complaints()
+        self.complaints = Complaints()
         self._running = False
         self._state = threading.Lock()
         self.add_hookspecs(specs)
@@ -136,7 +135,7 @@ def _load(manager: KsymPluginManager, point: EntryPoint) -> None:
         manager.register(plugin, point.name)
     except RAISED as error:
         manager.complaints.about(
-            point.name, f"it cannot be registered ({said(error)}); it is left out"
+            point.name, f"it cannot be registered ({describe(error)}); it is left out"
         )
 
 
@@ -146,6 +145,6 @@ def _load_built_in(manager: KsymPluginManager) -> None:
     except ImportError as error:
         # The hooks alone are no mistake: a host gets the default answers.
         if error.name not in (_BUILT_IN_MODULE, _BUILT_IN_MODULE.partition(".")[0]):
-            manager.complaints.about(BUILT_IN, f"it cannot be imported ({said(error)})")
+            manager.complaints.about(BUILT_IN, f"it cannot be imported ({describe(error)})")
         return
     manager.register(plugin, BUILT_IN)

@@ -1,4 +1,4 @@
-"""The hooks: what a host may ask, what it is told, and what others may add.
+"""The hooks: what a host may ask, what it is notified of, and what others may add.
 
 Arguments go by name. An implementation may leave out arguments it does not need. What one
 raises never reaches the host: it is passed over, and named in a ``PluginWarning`` once.
@@ -68,7 +68,7 @@ def ksym_sources() -> Sources | None:
 
 @hookspec(firstresult=True)
 def ksym_format_frame(frame: Frame) -> str | None:
-    """How a frame's name is spelled; None leaves it to the next. Without any: the name,
+    """The text to show for a frame; None leaves it to the next. Without any: the name,
     with a question mark where it is not certain."""
 
 

@@ -1,4 +1,4 @@
-"""What a host is told of a plugin that does not do its part."""
+"""Warnings about plugins that fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PluginWarning(UserWarning):
 
 
 class Complaints:
-    """Says once of each plugin what is wrong with it."""
+    """Warns once about each plugin."""
 
     def __init__(self) -> None:
         self._named: set[str] = set()

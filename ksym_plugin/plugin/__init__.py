@@ -1,4 +1,4 @@
-"""The plugin: answers hosts' hooks from one table of the kernel's symbols a process.
+"""The plugin: answers hosts' hooks, from one table of the kernel's symbols in each process.
 
 All hosts in a process share the table, its thread and its source. It is opened by the
 first question and closed when the last host has stopped, or when the process ends.
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ksym_hooks import KsymPluginManager
-    from ksym_plugin.plugin.table import News
+    from ksym_plugin.plugin.table import Notice
     from ksym_plugin.timeline.symbols import Frame
     from ksym_plugin.timeline.tracker import Source
 
-#: Names the source to use, a third party's as well.
+#: The environment variable that names the source to use, also a third party's.
 SOURCE = "KSYM_SOURCE"
 _STOPPED = Reason("the plugin has been stopped")
 
@@ -59,7 +59,7 @@ def ksym_stop(manager: KsymPluginManager) -> None:
 def ksym_resolve_frames(
     addresses: Sequence[int], time: int | None, clock: str
 ) -> list[Frame | Reason]:
-    """See the specification. Addresses of user space come back with that for a reason."""
+    """See the specification. An address of user space gets ``USER_ADDRESS`` for a reason."""
     follower = _follower or begin()
     if follower is None:
         return [_STOPPED] * len(addresses)
@@ -67,11 +67,11 @@ def ksym_resolve_frames(
 
 
 def begin() -> Follower | None:
-    """Start following, if that was not done before; None if there is no host."""
+    """The follower, started if there is none yet; None if there is no host."""
     global _follower
     with _state:
         if _follower is None and _hosts:
-            _follower = Follower(os.environ.get(SOURCE, AUTO), _open, _tell, _say)
+            _follower = Follower(os.environ.get(SOURCE, AUTO), _open, _notify, _warn)
         return _follower
 
 
@@ -84,7 +84,7 @@ def _take_follower() -> Follower | None:
 def _open() -> Source:
     """What $KSYM_SOURCE names; without it the best built-in source, then third parties'."""
     wanted = os.environ.get(SOURCE, AUTO)
-    others = _others()
+    others = _third_party_sources()
     if wanted in others and wanted not in built_in():
         return others[wanted]()
     try:
@@ -101,7 +101,7 @@ def _open() -> Source:
     raise SourceError("; ".join(problems))
 
 
-def _others() -> dict[str, Callable[[], Source]]:
+def _third_party_sources() -> dict[str, Callable[[], Source]]:
     found: dict[str, Callable[[], Source]] = {}
     for host in _listening():
         for sources in host.hook.ksym_sources():
@@ -114,9 +114,10 @@ def _listening() -> list[KsymPluginManager]:
         return list(_hosts)
 
 
-def _tell(news: News) -> None:
+def _notify(news: Notice) -> None:
     for host in _listening():
-        # Where warnings are errors, what is wrong with a listener is no failure of ours.
+        # A warning about a listener must not become an error of the source, where warnings
+        # are errors.
         with contextlib.suppress(PluginWarning):
             if isinstance(news, Loss):
                 host.hook.ksym_events_lost(since=news.since, until=news.until, count=news.count)
@@ -126,8 +127,8 @@ def _tell(news: News) -> None:
                 )
 
 
-def _say(text: str) -> None:
-    # Where warnings are errors there is nobody on this thread to catch one.
+def _warn(text: str) -> None:
+    # Where warnings are errors, nothing on this thread would catch one.
     with contextlib.suppress(PluginWarning):
         warnings.warn(f"ksym: {text}", PluginWarning, stacklevel=2)
 
@@ -135,18 +136,19 @@ def _say(text: str) -> None:
 def _before_fork() -> None:
     _state.acquire()
     if _follower is not None:
-        _follower.before_fork()
+        _follower.table.lock.acquire()
 
 
 def _after_fork_in_parent() -> None:
     if _follower is not None:
-        _follower.after_fork_in_parent()
+        _follower.table.lock.release()
     _state.release()
 
 
 def _after_fork_in_child() -> None:
     if _follower is not None:
         _follower.after_fork_in_child()
+        _follower.table.lock.release()
     _state.release()
 
 

@@ -1,17 +1,17 @@
 """Keeps a table current in the background, from the best source there is.
 
-A thread waits for the source, reads it at once, and tells what has changed. It may use a
-hundred and fiftieth of a CPU: where changes are so many that they would cost more, it rests
-between reads, up to 0.1 s. Who asks about a time that has not been read yet reads the source
-himself: ``frames`` never answers from before the time it is asked about.
+A thread waits for the source, reads it at once, and notifies hosts of changes. It may use
+1/150 of a CPU: where changes are so many that they would cost more, it rests between reads,
+up to 0.1 s. A question about a time that has not been read yet reads the source itself:
+``frames`` never answers from before the time it is asked about.
 
-What can go wrong around it, and what then happens:
+What can go wrong, and what then happens:
 
 - the source takes long to start: after a second, answers come from an enumeration, marked
-  GAP, until it has;
-- it fails: the time until another is open, or this one again, is a gap;
+  GAP, until it has started;
+- the source fails: the time until it is open again is a gap;
 - the host closes all descriptors: noticed within a second, as a failed source; nothing that
-  was closed is closed again, for the numbers may be others' by now;
+  was closed is closed again, as the numbers may be other files' by now;
 - the process forks: the child keeps the table as it is, marked GAP from then on.
 """
 
@@ -36,7 +36,7 @@ from ksym_plugin.timeline.tracker import CLOCK_SPAN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ksym_plugin.plugin.table import News
+    from ksym_plugin.plugin.table import Notice
     from ksym_plugin.timeline.symbols import Frame, Load
     from ksym_plugin.timeline.tracker import Change, Source
 
@@ -51,7 +51,7 @@ class Pipe:
         self._identity = _identity(self.read_fd)
 
     def is_ours(self) -> bool:
-        """Whether nobody has closed them: their numbers may be another file's by now."""
+        """Whether they are still open: their numbers may be another file's by now."""
         return self.read_fd >= 0 and self._identity == _identity(self.read_fd)
 
     def wake(self) -> None:
@@ -81,27 +81,27 @@ def _identity(fd: int) -> tuple[int, int] | None:
 
 _SECOND = 1_000_000_000
 #: How long the first question waits for a source, in seconds; and for the static symbols.
-PATIENCE = 1.0
-_STATICS_PATIENCE = 10.0
-#: For each ns of CPU so many pass, unless the longest rest (s) is too short for that; and
-#: what may be saved up in quiet times, in ns of CPU.
+START_TIMEOUT = 1.0
+_STATICS_TIMEOUT = 10.0
+#: How many ns pass for each ns of CPU, unless the longest rest (s) is too short for that; and
+#: how much CPU may be saved up in quiet times, in ns.
 _REST = 150
 _MOST_REST = 0.1
 _MOST_SAVED = 20_000_000
-#: How often descriptors, modules and what else tells nobody are looked at, in seconds.
+#: How often descriptors and modules, which give no notice, are checked, in seconds.
 _HEARTBEAT = 1.0
 #: How long to wait before a source that failed is opened again, in seconds.
 _REOPEN = (1.0, 60.0)
 #: How long ``stop`` waits for a source that is being opened, and a question for one that
 #: is being read, in seconds.
-_STOP_PATIENCE = 5.0
-_READ_PATIENCE = 1.0
+_STOP_TIMEOUT = 5.0
+_READ_TIMEOUT = 1.0
 
 _FORKED = (
     "this process was forked: it answers as of then, and marks what may have changed since; "
     "stop the manager and start it again to follow the kernel here"
 )
-#: Whatever held descriptors that the host has closed: finalising it would close others'.
+#: Objects whose descriptors the host has closed: finalising them would close others.
 _abandoned: list[object] = []
 
 
@@ -110,12 +110,12 @@ class Disowned(Exception):
 
 
 class _Guarded:
-    """Anybody's source, which is read only as long as the descriptors are this process's."""
+    """A source that is read only as long as the descriptors are this process's."""
 
     def __init__(self, source: Source, pipe: Pipe) -> None:
         self._source = source
         self._pipe = pipe
-        # Somebody else's source may not have been made as ours are.
+        # A third party's source may lack this attribute.
         self.lists_images = False
 
     def read(self) -> list[Change]:
@@ -146,32 +146,32 @@ class Allowance:
         at, used = self._read_now(), self._read_used()
         left = min(self._left + (at - self._at) / _REST, _MOST_SAVED) - (used - self._used)
         self._at, self._used = at, used
-        # What the longest rest does not make good is forgiven: a burst has an end.
+        # What the longest rest does not make up for is forgiven: a burst has an end.
         self._left = max(left, -_MOST_REST * _SECOND / _REST)
         return max(0.0, -self._left * _REST / _SECOND)
 
 
 class Follower:
-    """Follows what ``open_source`` opens, on a thread of its own, from ``start`` to ``stop``.
+    """Follows what ``open_source`` opens, on a thread of its own, until ``stop``.
 
-    ``name`` is what that source is called in sentences for the host's user, which ``say``
-    is given; ``tell`` is given news on that thread, in order. Neither may raise.
+    ``name`` is the source's in the sentences for the host's user that ``warn`` is called
+    with. ``notify`` is called with notices on that thread, in order. Neither may raise.
     """
 
     def __init__(
         self,
         name: str,
         open_source: Callable[[], Source],
-        tell: Callable[[News], None],
-        say: Callable[[str], None],
+        notify: Callable[[Notice], None],
+        warn: Callable[[str], None],
     ) -> None:
         self.table = Table()
         self._name = name
         self._open_source = open_source
-        self._tell = tell
-        self._say = say
+        self._notify = notify
+        self._warn = warn
         self._source: Source | None = None
-        # Held by whoever uses the source. Taken before the table's lock, never after it.
+        # Guards the source. Taken before the table's lock, never after it.
         self._using = threading.Lock()
         self._asking = 0
         self._failure: Exception | None = None
@@ -180,7 +180,7 @@ class Follower:
         self._stopping = threading.Event()
         self._has_statics = threading.Event()
         self._has_started = threading.Event()
-        self._is_patient = True
+        self._awaits_start = True
         self._is_forked = False
         self._modules: dict[str, tuple[int, int]] = {}
         self._ticked = self._looked = 0
@@ -195,11 +195,11 @@ class Follower:
         self, addresses: Iterable[int], time_ns: int | None, clock: str
     ) -> list[Frame | Reason]:
         """An answer for each address; see the hook ``ksym_resolve_frames``."""
-        if self._is_patient:
+        if self._awaits_start:
             self._await_start()
         table, tracker = self.table, self.table.tracker
         if time_ns is None:
-            # Where nobody follows any more the newest state is that of now, and in doubt.
+            # Where nothing follows any more, it is the state of now, which is uncertain.
             followed = tracker.lost is None
             return table.frames(addresses, tracker.covered if followed else time.monotonic_ns())
         if clock != MONOTONIC:
@@ -215,7 +215,7 @@ class Follower:
 
     def start_of(self, name: str) -> int | None:
         """Where the kernel symbol of this name is now; None if there is none."""
-        if self._is_patient:
+        if self._awaits_start:
             self._await_start()
         return self.table.start_of(name)
 
@@ -225,43 +225,36 @@ class Follower:
         self._pipe.wake()
         if self._thread is not threading.current_thread():
             # One that hangs in opening a source ends when that does.
-            self._thread.join(_STOP_PATIENCE)
-
-    def before_fork(self) -> None:
-        self.table.lock.acquire()
-
-    def after_fork_in_parent(self) -> None:
-        self.table.lock.release()
+            self._thread.join(_STOP_TIMEOUT)
 
     def after_fork_in_child(self) -> None:
-        """Keep the table, give back what only the parent may use."""
-        self._is_forked = self._is_patient = True
+        """Keep the table, whose lock is held; give back what only the parent may use."""
+        self._is_forked = self._awaits_start = True
         self.table.tracker.lose_track(time.monotonic_ns())
-        self.table.take_news()
-        self.table.lock.release()
-        # Whoever held these is not here any more.
+        self.table.take_notices()
+        # The threads that held these are not in the child.
         self._using = threading.Lock()
         self._stopping = threading.Event()
         self._has_statics, self._has_started = threading.Event(), threading.Event()
         self._give_back(self._pipe.is_ours())
 
     def _await_start(self) -> None:
-        """Wait for the first state that can be asked; say what it lacks."""
+        """Wait for the first state that can answer; warn of what it lacks."""
         if self._is_forked:
-            self._is_patient = False
+            self._awaits_start = False
             if not self.table.generation:
                 self._fill()
-            self._say(_FORKED)
+            self._warn(_FORKED)
             return
-        self._has_statics.wait(_STATICS_PATIENCE)
-        if not self._has_started.wait(PATIENCE):
+        self._has_statics.wait(_STATICS_TIMEOUT)
+        if not self._has_started.wait(START_TIMEOUT):
             self._fill()
-            if self._is_patient:
-                self._say(
-                    f"source {self._name} has not started after {PATIENCE:g} s; "
+            if self._awaits_start:
+                self._warn(
+                    f"source {self._name} has not started after {START_TIMEOUT:g} s; "
                     "until it has, answers are marked as uncertain"
                 )
-        self._is_patient = False
+        self._awaits_start = False
 
     def _catch_up(self, until: int) -> bool:
         """Read what happened before ``until``, if the source can be read at any time."""
@@ -269,8 +262,8 @@ class Follower:
         # A signal handler that has interrupted this very thread here need not wait.
         if self._is_forked or self._asking == thread:
             return False
-        if not self._using.acquire(timeout=_READ_PATIENCE):
-            # Whoever has it may have come so far already.
+        if not self._using.acquire(timeout=_READ_TIMEOUT):
+            # The thread that has it may have read so far already.
             return tracker.covered >= until
         try:
             self._asking = thread
@@ -279,20 +272,20 @@ class Follower:
                 return False
             if tracker.covered < until:
                 tracker.read(_Guarded(source, self._pipe))
-        except Exception as error:  # noqa: BLE001 - any source's; for the thread to deal with
+        except Exception as error:  # noqa: BLE001 - any source's; the thread deals with it
             self._failure = error
             tracker.lose_track(tracker.covered)
             return False
         finally:
             self._asking = 0
             self._using.release()
-            if self._failure is not None or self.table.has_news:
-                # The thread sleeps on: what it waits for has been read away.
+            if self._failure is not None or self.table.has_notices:
+                # Wake the thread: what would have woken it has been read here.
                 self._pipe.wake()
         return tracker.covered >= until
 
     def _work(self) -> None:
-        """The thread's."""
+        """What the thread does."""
         shortest, longest = _REOPEN
         pause = 0.0
         while not self._stopping.wait(pause):
@@ -326,7 +319,7 @@ class Follower:
         poller.register(self._pipe.read_fd, select.POLLIN)
         if source.fileno() >= 0:
             poller.register(source.fileno(), select.POLLIN)
-        self._tell_news()
+        self._notify_all()
         allowance = Allowance()
         while not self._stopping.is_set():
             ready = poller.poll(self._wait_ms(source))
@@ -346,7 +339,7 @@ class Follower:
             if tracker.is_resync_due(now):
                 tracker.resync(guarded)
         self._pipe.clear()
-        self._tell_news()
+        self._notify_all()
         if now - self._looked >= _HEARTBEAT * _SECOND:
             self._looked = now
             self._look_at_modules()
@@ -354,16 +347,16 @@ class Follower:
         if now - self._ticked >= CLOCK_SPAN:
             self._tick(now)
 
-    def _tell_news(self) -> None:
-        for news in self.table.take_news():
-            self._tell(news)
+    def _notify_all(self) -> None:
+        for notice in self.table.take_notices():
+            self._notify(notice)
 
     def _wait_ms(self, source: Source) -> int:
         wait = _HEARTBEAT if source.interval is None else min(source.interval, _HEARTBEAT)
         return int(wait * 1000)
 
     def _fail(self, error: BaseException) -> bool:
-        """The source is no more; whether to try again."""
+        """Give up the source; returns whether to try again."""
         self.table.tracker.lose_track(self.table.tracker.covered)
         is_ours = self._pipe.is_ours() and not isinstance(error, Disowned)
         with self._using:
@@ -371,18 +364,18 @@ class Follower:
             if not self._stopping.is_set():
                 self._pipe = Pipe()
         if isinstance(error, Disowned):
-            self._say("the host has closed all descriptors; the source is opened again")
+            self._warn("the host has closed all descriptors; the source is opened again")
             return True
-        self._say(f"source {self._name}: {error if isinstance(error, KsymError) else repr(error)}")
+        self._warn(f"source {self._name}: {error if isinstance(error, KsymError) else repr(error)}")
         if self._has_started.is_set():
             return True
-        # What could not start here will not by waiting.
+        # A source that could not start will not start later either.
         self._fill()
         self._has_started.set()
         return False
 
     def _give_back(self, is_ours: bool) -> None:
-        """Close what there is; or keep it from ever being closed, where it is not ours."""
+        """Close what there is. What is not ours is never closed, not even when finalised."""
         things = (self._source, self._clock, self._pipe)
         self._source = self._clock = None
         if not is_ours:
@@ -394,7 +387,7 @@ class Follower:
                     thing.close()
 
     def _fill(self) -> None:
-        """Without a source: what the kernel holds, if it tells."""
+        """Take in an enumeration of the kernel's symbols, where there is no source."""
         with contextlib.suppress(SourceError):
             self.table.fill(snapshot.take().loads)
 

@@ -1,12 +1,12 @@
-"""What is known of the kernel's symbols now and lately, for several threads to ask.
+"""The kernel's symbols now and lately, for several threads to ask.
 
-One lock guards all of it; whoever applies changes and whoever asks holds it for as long
-as that takes, and nobody calls anything of another's meanwhile. It may be taken twice by
-one thread: a signal handler that asks can interrupt an answer.
+One lock guards all of it. It is held while changes are applied and while addresses are
+resolved, and no foreign code is called meanwhile. One thread may take it twice: a signal
+handler that asks can interrupt an answer.
 
-While ``tracker.lost`` is set, answers about later than its ``until`` are only as good as
-what was last known: nobody follows the kernel yet, or changes were lost and it has not been
-enumerated again. Names of BPF are GAP then, and what is not there may have been lost.
+While ``tracker.lost`` is set, nothing follows the kernel yet, or changes were lost and it has
+not been enumerated again. Answers about later than ``tracker.lost.until`` are then from what
+was known last: names of BPF are GAP, and a symbol that is missing may have been lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Union
 
-from ksym_plugin.kernel.clocks import MONOTONIC, ClockMap
+from ksym_plugin.kernel.clocks import ClockMap
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.symbols import Load
     from ksym_plugin.timeline.tracker import Update
 
-#: So many readings of all clocks are kept: an hour's, at one each ten seconds.
+#: How many readings of all clocks stay: an hour's, at one each ten seconds.
 _INSTANTS = 360
 
 
@@ -55,7 +55,8 @@ class Changed(NamedTuple):
     generation: int
 
 
-News = Union[Changed, Loss]
+#: What hosts are notified of.
+Notice = Union[Changed, Loss]
 
 
 class Table:
@@ -70,27 +71,27 @@ class Table:
         self._resolver = Resolver(self.tracker.timeline)
         self._instants: deque[Instant] = deque(maxlen=_INSTANTS)
         self._clocks = ClockMap(())
-        self._news: list[News] = []
+        self._notices: list[Notice] = []
 
     def frames(self, addresses: Iterable[int], at: int, late: bool = False) -> list[Frame | Reason]:
         """An answer for each address as of ``at`` (CLOCK_MONOTONIC ns).
 
-        ``late`` says that ``at`` is later than what the caller could have applied.
+        ``late`` says that ``at`` is later than what has been applied.
         """
         with self.lock:
             frames = self._resolver.frames(addresses, at)
             lost = self.tracker.lost
             late = late or (lost is not None and at >= lost.until)
-        return [_doubt(frame) for frame in frames] if late else frames
+        return [_uncertain(frame) for frame in frames] if late else frames
 
     def to_monotonic(self, clock: str, time_ns: int) -> int:
         """See ``ClockMap.to_monotonic``."""
-        return time_ns if clock == MONOTONIC else self._clocks.to_monotonic(clock, time_ns)
+        return self._clocks.to_monotonic(clock, time_ns)
 
     def tick(self, instant: Instant) -> None:
         """Take in a reading of all clocks."""
         self._instants.append(instant)
-        # A new one each time, so that nobody needs the lock to read it.
+        # A new object each time, so that it can be read without the lock.
         self._clocks = ClockMap(self._instants)
 
     def use_statics(self, kallsyms: Kallsyms | None) -> None:
@@ -99,36 +100,36 @@ class Table:
             self._resolver = Resolver(self.tracker.timeline, kallsyms)
 
     def start_of(self, name: str) -> int | None:
-        """Where the symbol of this name is now. Reads through all of them."""
+        """The address of the symbol of this name now. Takes time linear in their number."""
         with self.lock:
             statics, live = self._statics, self.tracker.timeline.live()
         if statics is not None:
-            # Its BPF lines are of when it was read.
+            # Its BPF lines are those of when it was read.
             for symbol in statics.by_name(name):
                 if symbol.module != BPF_MODULE:
                     return symbol.start
         return next((life.symbol.start for life in live if life.symbol.name == name), None)
 
     def fill(self, loads: list[Load]) -> None:
-        """What is there, for as long as nobody follows the kernel; all of it stays in doubt."""
+        """Take in an enumeration while nothing follows the kernel; its names stay GAP."""
         with self.lock:
             lost = self.tracker.lost
             if lost is not None and lost.until == 0:
                 self.tracker.apply(loads, max((load.latest for load in loads), default=0))
 
     @property
-    def has_news(self) -> bool:
-        """Whether there is something that was not told yet."""
-        return bool(self._news)
+    def has_notices(self) -> bool:
+        """Whether there is a notice that nobody has taken."""
+        return bool(self._notices)
 
-    def take_news(self) -> list[News]:
-        """What was not told yet, in order."""
+    def take_notices(self) -> list[Notice]:
+        """The notices since the last call, in order."""
         with self.lock:
-            news, self._news = self._news, []
-        return news
+            notices, self._notices = self._notices, []
+        return notices
 
     def _note(self, update: Update) -> None:
-        self._news += update.losses
+        self._notices += update.losses
         added, removed, disturbed = update.added, update.removed, update.disturbed
         if disturbed:
             removed = [*removed, *(one for one in disturbed if one.unloaded_latest is not None)]
@@ -136,16 +137,17 @@ class Table:
             self._announce([one.symbol for one in added], [one.symbol for one in removed])
         if update.is_resync:
             if not self.tracker.resyncs:
-                # The first time there is nothing to drop but what was in doubt.
-                self._news.clear()
+                # The first time a host has nothing to drop but GAP answers.
+                self._notices.clear()
             self._announce([], [])
 
     def _announce(self, added: list[Symbol], removed: list[Symbol]) -> None:
         self.generation += 1
-        self._news.append(Changed(added, removed, self.generation))
+        self._notices.append(Changed(added, removed, self.generation))
 
 
-def _doubt(frame: Frame | Reason) -> Frame | Reason:
+def _uncertain(frame: Frame | Reason) -> Frame | Reason:
+    """An answer of a time that the table has not been brought up to."""
     if isinstance(frame, Frame):
         if frame.kind in (KERNEL, MODULE):
             return frame

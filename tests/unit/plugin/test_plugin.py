@@ -299,7 +299,7 @@ class Held:
 
 
 def test_a_source_that_hangs_at_start_does_not_keep_the_host_waiting(host, offers, monkeypatch):
-    monkeypatch.setattr(follower, "PATIENCE", 0.05)
+    monkeypatch.setattr(follower, "START_TIMEOUT", 0.05)
     monkeypatch.setattr(follower.snapshot, "take", lambda: Held([load(BASE, 64, A, 1)]))
     go = threading.Event()
 
