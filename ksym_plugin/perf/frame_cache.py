@@ -1,4 +1,4 @@
-"""Pieces of the output, kept by address: a profile has the same ones again and again."""
+"""Pieces of the output, cached by address: a profile has the same ones again and again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CoreFrames:
-    """Pieces of frames at addresses that neither BPF nor a module ever held.
+    """Pieces of frames at addresses that neither BPF nor a module ever had.
 
     ``leaves`` are those of samples' first frames, which with source lines differ from
     ``callers`` at the same address; else both are one.
@@ -27,7 +27,7 @@ class CoreFrames:
     def __init__(self, with_lines: bool) -> None:
         self.callers: dict[int, Piece] = {}
         self.leaves: dict[int, Piece] = {} if with_lines else self.callers
-        #: Those met in the sample at hand: its name, whether it is the leaf, its piece.
+        #: The frames of the current sample: name, whether it is the leaf, piece.
         self.met: dict[int, tuple[object, bool, Piece]] = {}
         #: Addresses that stand for several frames.
         self._inlined: set[int] = set()
@@ -38,7 +38,7 @@ class CoreFrames:
         return first is not None and first[0] != name
 
     def meet(self, address: int, name: object, is_leaf: bool, piece: Piece) -> None:
-        """A frame of the sample at hand; ``name`` tells functions at one address apart."""
+        """A frame of the current sample; ``name`` tells functions at one address apart."""
         if self.met.setdefault(address, (name, is_leaf, piece))[0] != name:
             self._inlined.add(address)
 
@@ -54,35 +54,31 @@ class CoreFrames:
                     (self.leaves if is_leaf else self.callers)[address] = piece
         self.met.clear()
 
-    def forget(self) -> None:
-        """Keep nothing of the sample at hand."""
-        self.met.clear()
-
 
 class LifetimeFrames:
     """Pieces of frames of BPF and of modules, each for as long as nothing changes where it is.
 
-    The history tells how long that is; without one nothing is kept. What came again is
-    counted when all samples have been seen: a call a frame would be felt.
+    The history tells how long that is; without one nothing is cached. What came again is
+    counted at the end: a call for each frame would cost too much.
     """
 
-    __slots__ = ("_history", "_kept", "_tally")
+    __slots__ = ("_cached", "_history", "_tally")
 
     def __init__(self, history: BootHistory | None, tally: Tally) -> None:
         self._history = history
         self._tally = tally
-        self._kept: dict[int, _Kept] = {}
+        self._cached: dict[int, _Cached] = {}
 
     def find(self, node: dict[str, Any], time_ns: int) -> Piece | None:
         """The piece of a frame of perf's callchain that came before, if it must be the same."""
-        kept = self._kept.get(node["ip"])
-        if kept is None or not kept.since <= time_ns <= kept.until:
+        cached = self._cached.get(node["ip"])
+        if cached is None or not cached.since <= time_ns <= cached.until:
             return None
         symbol = node.get("sym")
-        if (symbol["name"] if symbol else None) != kept.symbol or node.get("dso") != kept.dso:
+        if (symbol["name"] if symbol else None) != cached.symbol or node.get("dso") != cached.dso:
             return None
-        kept.times += 1
-        return kept.piece
+        cached.times += 1
+        return cached.piece
 
     def keep(
         self, node: dict[str, Any], answer: Frame, decision: Frame | str, name: str, piece: Piece
@@ -96,26 +92,26 @@ class LifetimeFrames:
         address, symbol = node["ip"], node.get("sym")
         since, until = self._history.validity(address)
         if since < until:
-            before = self._kept.get(address)
+            before = self._cached.get(address)
             if before is not None:
                 self._count(before)
-            kept = self._kept[address] = _Kept(since, until, decision, name, piece)
-            kept.symbol, kept.dso = symbol["name"] if symbol else None, node.get("dso")
+            cached = self._cached[address] = _Cached(since, until, decision, name, piece)
+            cached.symbol, cached.dso = symbol["name"] if symbol else None, node.get("dso")
 
     def close(self) -> None:
         """Count what came again."""
-        for kept in self._kept.values():
-            self._count(kept)
+        for cached in self._cached.values():
+            self._count(cached)
 
-    def _count(self, kept: _Kept) -> None:
-        if isinstance(kept.decision, str):
-            self._tally.confirmed += kept.times
+    def _count(self, cached: _Cached) -> None:
+        if isinstance(cached.decision, str):
+            self._tally.confirmed += cached.times
         else:
-            count(kept.decision, kept.name, self._tally, kept.times)
-        kept.times = 0
+            count(cached.decision, cached.name, self._tally, cached.times)
+        cached.times = 0
 
 
-class _Kept:
+class _Cached:
     """A frame that is the same from ``since`` to ``until`` (CLOCK_MONOTONIC ns), if perf has
     the same ``symbol`` and ``dso`` for it; ``times`` counts how often it came again."""
 

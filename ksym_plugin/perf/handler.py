@@ -138,7 +138,7 @@ class Handler:
             self.close()
             raise
         self._resolver = Resolver(self._past, self._image)
-        #: The running system's own table, or the file that stands in for it, was asked for.
+        #: Whether the running system's own table, or the vmlinux in front of it, was asked for.
         self._has_statics = self._image is not None
         wants_lines = options.wants_lines
         self._locator = Locator(self._session.lines, self._kernel_lines) if wants_lines else None
@@ -161,7 +161,7 @@ class Handler:
         try:
             pieces = self._pieces(event)
         except Exception as error:  # noqa: BLE001 - nothing a sample holds may abort perf
-            self._core.forget()
+            self._core.met.clear()  # Nothing is kept of this sample.
             self.tally.failed("passed on as perf had them", error)
             pieces = self._as_perf_had_it(event)
         try:
@@ -193,7 +193,7 @@ class Handler:
         give_up_output(error)
 
     def renamer(self) -> Renamer:
-        """What names frames of text by the same past.
+        """What names frames of text by the same history.
 
         KsymError if the samples are on a clock that it cannot place, or on several.
         """
@@ -232,14 +232,14 @@ class Handler:
             else:
                 if time_ns is None:
                     time_ns = self._monotonic(event)
-                kept = self._callers if pieces else self._leaves
-                piece = kept.find(node, time_ns)
+                cache = self._callers if pieces else self._leaves
+                piece = cache.find(node, time_ns)
                 if piece is None:
                     piece = self._kernel(node, time_ns, not pieces, chain or ())
             pieces.append(piece)
             core = callers
         self.tally.confirmed += confirmed
-        if frames.met:  # Mostly not: a call a sample would be felt.
+        if frames.met:  # Mostly not; a call for each sample would cost too much.
             frames.keep(bool(chain))
         return pieces
 
@@ -256,7 +256,7 @@ class Handler:
             answer = self._resolver.resolve(address, time_ns)
         around = name
         if name and isinstance(answer, Frame) and answer.kind == MODULE:
-            # What perf shows as inlined stands where the function around it does.
+            # A function that perf shows as inlined has the address of the one around it.
             around = _around(node, chain) or name
         decision = decide(answer, around, dso, self.tally, self._has_modules)
         if decision is None:
@@ -283,7 +283,7 @@ class Handler:
     def _in_core(
         self, address: int, name: str, offset: int | None, dso: str, is_leaf: bool
     ) -> Piece:
-        """A frame of the core image, which is kept."""
+        """A frame of the core image; it is cached."""
         frame: Frame | None = None
         # Of functions at one address the line is that of the innermost.
         if self._locator is not None and not self._core.is_inlined_into(address, (name, offset)):
@@ -343,7 +343,7 @@ def _around(node: dict[str, Any], chain: Sequence[dict[str, Any]]) -> str:
 
 
 def _is_fixed(answer: Frame | Reason) -> bool:
-    """Whether an address answers the same at all times: nothing that comes and goes held it."""
+    """Whether the answer is the same at all times: no BPF and no module was ever there."""
     if isinstance(answer, Frame):
         return answer.lifetime is None and answer.module != BPF_MODULE
     return answer is UNKNOWN_ADDRESS

@@ -1,8 +1,8 @@
 """What prints samples, and perf script's own text of them.
 
 An output makes a piece of each frame, and takes a sample as its pieces, leaf first; so the
-piece of a frame that comes again and again can be kept. A piece is the text of a frame, or
-the number of one where stacks are counted.
+piece of a frame that many samples have can be cached. A piece is the text of a frame, or its
+number where stacks are counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ksym_plugin.timeline.symbols import Frame
 
-    #: A frame as an output has it.
+    #: What an output makes of a frame: a str or an int.
     Piece = Any
 
     class Output(Protocol):
@@ -121,7 +121,7 @@ class TextOutput:
             self._flush()
 
     def close(self) -> None:
-        """Print what is still held back."""
+        """Print what is not yet printed."""
         self._flush()
         self._stream.flush()
 
@@ -146,7 +146,7 @@ class _Shape:
 
     def __init__(self, attr: bytes) -> None:
         kind, sample_type = 0, _SAMPLE_TIME | _SAMPLE_CALLCHAIN
-        #: Whether perf told; else samples are taken to have what they mostly have.
+        #: Whether the attr is known; without it a sample is taken to have what most have.
         self.is_known = len(attr) >= _ATTR.size
         if self.is_known:
             kind, _, _, _, sample_type = _ATTR.unpack_from(attr)

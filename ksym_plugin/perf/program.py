@@ -86,7 +86,7 @@ def run(options: Options) -> int:
 
 
 def _module() -> ModuleType | None:
-    """perf's module; another one of its name (there was one on PyPI) has no sessions."""
+    """perf's module; another module of that name (PyPI has had one) has no sessions."""
     try:
         import perf
     except ImportError:
@@ -180,7 +180,7 @@ def _print(stream: IO[bytes], form: str, renamer: Renamer) -> None:
 
 
 def _pieces(stream: IO[bytes]) -> Iterator[bytes]:
-    """What there is, as soon as it is there."""
+    """The stream in pieces, each as soon as it is there."""
     try:
         while piece := os.read(stream.fileno(), _PIECE):
             yield piece

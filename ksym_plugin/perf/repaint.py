@@ -224,7 +224,7 @@ class Renamer:
             return
         self.problem = ""
         lookup, statics = ask()
-        if statics is None:  # The user has been told why.
+        if statics is None:  # There was a message that says why.
             return
         agreeing = _agreeing(self._compared, statics)
         if agreeing < 0 or (self._doubt and not agreeing):
@@ -320,7 +320,7 @@ class Annotator(text.Reader):
         self._has_frames = True
 
     def feed(self, data: bytes) -> bytes:
-        """What can be said now: all lines that have ended."""
+        """The text of all lines that have ended."""
         before, whole, after = self._cutter.cut(data)
         if after:
             self._tally.unparsed += 1
@@ -361,7 +361,7 @@ class Annotator(text.Reader):
         return piece
 
     def _weighed(self, line: bytes, weight: int) -> bytes:
-        """A line that may be known to stay as it is."""
+        """A line with its weight: it is passed on, or decided at its time."""
         if weight >= SLOW or not line or self._is_start:
             return self._line(line)
         self._has_frames = True

@@ -1,7 +1,7 @@
 """Addresses that are left in folded stacks, under the names they should have.
 
-A folded stack has no time. Without one an address is named only if the history has a
-single answer for it, whenever that was. All that is not such an address stays as it is.
+A folded stack has no time. So an address is named only if the history has a single answer
+for it, at whatever time. Everything else stays as it is.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _end(lifetime: Lifetime) -> float:
 
 
 def _split(line: bytes) -> tuple[bytes, bytes]:
-    """A stack, and its count with all that stands before and behind it; that is kept as it is."""
+    """A stack, and the rest of the line unchanged: its count and the blanks around it."""
     words = line.rsplit(None, 1)
     if len(words) != 2 or line[:1] == b"#" or not _NUMBER.fullmatch(words[1]):
         return line, b""

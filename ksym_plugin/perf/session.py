@@ -1,4 +1,4 @@
-"""What there is to name samples by: which boot they are of, on which clock, and who was where.
+"""What samples are named by: their boot, their clock, and what was loaded where and when.
 
 Every command opens one ``Session``. It holds a history's record of one boot, or what the
 running system tells, or nothing.
@@ -42,7 +42,7 @@ VARIABLE = "KSYM_ELFTOOLS"
 
 
 def open_kernel(path: str, recorded: Recorded, session: Session) -> Image | None:
-    """The image of the kernel that a perf.data is of; None, and said why, without pyelftools.
+    """The image of the kernel that a perf.data is of; None, and a message, without pyelftools.
 
     ElfError if the file is of another kernel, or where that kernel lay is not known.
     """
@@ -90,7 +90,7 @@ def _load_elftools() -> str:
 
 
 class Session:
-    """Who was where when, of one boot; ``close`` it.
+    """What was loaded where and when in one boot; ``close`` it.
 
     ``lookup`` and ``clock_map`` are None where nothing is known: then perf's names stand.
     ``history`` is the record that they are of, None without one. ``is_this_boot`` says that
@@ -122,7 +122,8 @@ class Session:
             self.history.close()
 
     def kallsyms(self) -> Kallsyms | None:
-        """The running kernel's own table, if the samples are of it; if not readable, it is said."""
+        """The running kernel's own table if the samples are of it; None, and a message, if it
+        cannot be read."""
         try:
             return Kallsyms.load() if self.is_this_boot else None
         except KsymError as error:
@@ -277,7 +278,7 @@ class SampleClock:
         self._clock = clock
         self._clock_map = clock_map
         self._clocks: dict[str, str | None] = {}
-        self._was_said = False
+        self._has_warned = False
 
     def monotonic(self, event: dict[str, Any]) -> int:
         """CLOCK_MONOTONIC ns; before everything if it is not known."""
@@ -291,14 +292,14 @@ class SampleClock:
         return self._clock_map.to_monotonic(clock, stamp)
 
     def _clock_of(self, event: dict[str, Any]) -> str | None:
-        """The clock of an event's samples, None (said once) if times on it mean nothing here."""
+        """The clock of an event's samples; None, and one message, if it cannot be placed."""
         clock = self._clock or clock_of_attr(event.get("attr") or b"")
         if self._clock_map is None:
             return clock
         if clock is not None and self._clock_map.knows(clock):
             return clock
-        if not self._was_said:
-            self._was_said = True
+        if not self._has_warned:
+            self._has_warned = True
             say(
                 f"samples of {event.get('ev_name')} are on a clock that the history cannot place,"
                 " so BPF frames stay as perf has them; record with: perf record -k CLOCK_MONOTONIC"

@@ -73,7 +73,7 @@ class Cutter:
 
     def cut(self, data: bytes) -> tuple[bytes, bytes, bytes]:
         """The end of a line that is too long for a frame or header, whole lines, and the
-        beginning of another such line; what else has begun is held back."""
+        beginning of another such line. The beginning of any other line waits for its end."""
         before = after = whole = b""
         if self._is_endless:
             end = data.find(b"\n") + 1
@@ -94,7 +94,7 @@ class Cutter:
         return before, whole, after
 
     def rest(self) -> bytes:
-        """What is held back, and no longer."""
+        """The beginning of a line whose end has not come; it is forgotten."""
         rest = b"".join(self._begun)
         self._begun, self._size = [], 0
         return rest

@@ -1,9 +1,9 @@
 """Who used the kernel's time: samples by BPF program.
 
-A program is what has one id; an image (a trampoline, say) and a program whose id nobody
-knows are one by one what was loaded. Functions of a program are counted together. A
-sample counts once for a program, however often the program is in its stack, and once for
-the source line at which the program was left: its innermost frame's.
+Functions with one program id are one program, counted together. An image (a trampoline,
+say) and a program whose id is not known are counted by lifetime. A sample counts once for a
+program, however often the program is in its stack, and once for a source line: that of the
+program's innermost frame.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def describe(lifetime: Lifetime) -> str:
-    """Which program it is, who loaded it, and how long it was there."""
+    """Which program it is, who loaded it, and how long it was loaded."""
     known = [
         "program unknown" if lifetime.prog_id is None else f"program {lifetime.prog_id}",
         f"loaded by {loader(lifetime.pid, lifetime.comm)}",
@@ -40,21 +40,21 @@ def loader(pid: int | None, comm: str | None) -> str:
 
 
 def shortest(lifetime: Lifetime) -> int | None:
-    """The ns that it was there for at the least; None while it is."""
+    """The ns that it was loaded for at the least; None while it is loaded."""
     if lifetime.unloaded_earliest is None:
         return None
     return max(0, lifetime.unloaded_earliest - lifetime.loaded_latest)
 
 
 def longest(lifetime: Lifetime) -> int | None:
-    """The ns that it was there for at the most; None while it is, or if nobody saw it load."""
+    """The ns that it was loaded for at the most; None while it is, or if its load was missed."""
     if lifetime.unloaded_latest is None or lifetime.loaded_earliest <= 0:
         return None
     return lifetime.unloaded_latest - lifetime.loaded_earliest
 
 
 def lived(least: int | None, most: int | None) -> str:
-    """How long something was there, between two bounds; in words if it still is."""
+    """How long something was loaded, between two bounds in ns; in words if it still is."""
     if least is None:
         return "still loaded"
     if most is None:
@@ -146,7 +146,7 @@ class Account:
     def add(self, event: str, comm: str, frames: Sequence[int]) -> None:
         """A sample; its frames leaf first.
 
-        Of one that did not end in the kernel nothing below it can have been there.
+        One that did not end in the kernel has no frame of the kernel's.
         """
         counts = self._events.get(event)
         if counts is None:
@@ -218,10 +218,7 @@ def _row(program: Program, counts: Counts) -> dict[str, Any]:
         "loaded": life and [max(life.loaded_earliest, 0) or None, life.loaded_latest],
         "unloaded": life
         and life.unloaded_latest
-        and [
-            life.unloaded_earliest,
-            life.unloaded_latest,
-        ],
+        and [life.unloaded_earliest, life.unloaded_latest],
         "lived": life and [shortest(life), longest(life)],
     }
 

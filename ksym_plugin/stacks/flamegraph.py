@@ -1,8 +1,8 @@
 """A flame graph as one SVG file, with all it needs inside.
 
-Names are other people's. What they cannot be in XML, or would do to a reader, they are
-spelled as escapes; they stand in the file as text alone, and the script in it reads them
-as JSON and sets them as text. The same stacks make the same bytes.
+Names are other people's. Characters that XML forbids, or that do not print, are written as
+escapes. Names stand in the file as text alone, and the script in it reads them as JSON and
+sets them as text. The same stacks make the same bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ROUNDING = 1e-9
 
 
 class Box:
-    """A frame in its place; ``start``, ``total`` and ``own`` are numbers of samples.
+    """A frame as it is drawn; ``start``, ``total`` and ``own`` are numbers of samples.
 
     ``own`` of its samples ended in it. ``frame`` is its number in the table of frames; the
     root has depth 0 and no frame.
@@ -66,13 +66,13 @@ class Layout:
 
 
 def layout(stacks: Stacks, least: float, most: int) -> Layout:
-    """Stacks as boxes of at least ``least`` samples, siblings by their text.
+    """Stacks as boxes of at least ``least`` samples, siblings ordered by their text.
 
-    ``most`` of them at the most: the smallest go first.
+    There are ``most`` of them at the most; the smallest are left out.
     """
     boxes = [box for box in _closed(stacks) if box.total >= least or not box.depth]
     if len(boxes) > most:
-        # No box is bigger than the one it stands on, so what is left still stands.
+        # No box is bigger than its parent, so the parents of those that stay do so too.
         bar = sorted((box.total for box in boxes), reverse=True)[most]
         boxes = [box for box in boxes if box.total > bar or not box.depth]
     boxes.sort(key=lambda box: (box.start, box.depth))
@@ -127,7 +127,7 @@ LEAST = 0.1
 _MOST = 20_000
 
 _PAD, _ROW, _TOP, _FOOT = 12, 18, 84, 32
-#: What a character of the labels is wide, until a browser has measured it.
+#: The width of a character of the labels, until a browser has measured it.
 _COLUMN = 6.7
 _SHADES = 3
 _ROOT = "root"
@@ -166,6 +166,8 @@ def draw(
     stacks: Stacks, picture: Picture, notes: Mapping[int, Sequence[str]] | None = None
 ) -> Iterator[str]:
     """The SVG's text, piece by piece. ``notes`` are further lines of frames' tooltips."""
+    import json
+
     width = picture.width or WIDTH
     total = sum(stacks.counts.values())
     scale = (width - 2 * _PAD) / (total or 1)
@@ -200,20 +202,24 @@ def draw(
         "short": names.short,
         "kinds": [list(_KINDS).index(kind) for kind in names.kinds],
         "notes": names.notes(notes or {}),
-        "boxes": _flat(boxes, numbers),
+        "boxes": [
+            value
+            for box, number in zip(boxes, numbers)
+            for value in (box.depth, box.start, box.total, box.own, number)
+        ],
     }
-    yield f"<metadata>{for_xml(_json(document))}</metadata>\n"
+    yield f"<metadata>{for_xml(json.dumps(document, separators=(',', ':')))}</metadata>\n"
     yield f"<script><![CDATA[{_file('flame.js')}]]></script>\n</svg>\n"
 
 
 class _Names:
-    """The frames that are drawn, each kept once: what they are called, and their classes."""
+    """The frames that are drawn, each once: their names, and their classes."""
 
     def __init__(self, table: FrameTable) -> None:
         self._table = table
         self.names: list[str] = []
         self.kinds: list[str] = []
-        #: What labels say instead, where the name begins as all of its class do.
+        #: The labels of BPF programs: their own names, without the kernel's prefix and tag.
         self.short: dict[int, str] = {}
         self._numbers: dict[int, int] = {}
 
@@ -278,13 +284,6 @@ def _frames(
     yield "</g>\n"
 
 
-def _flat(boxes: list[Box], numbers: list[int]) -> list[float]:
-    flat: list[float] = []
-    for box, number in zip(boxes, numbers):
-        flat += (box.depth, box.start, box.total, box.own, number)
-    return flat
-
-
 def _head(title: str, total: float, shares: Mapping[str, float]) -> Iterator[str]:
     """The title, how many samples there are, and the share of each class, by leaves."""
     yield f'<text class="title" x="{_PAD}" y="28">{for_xml(cut(readable(title), 60))}</text>\n'
@@ -330,12 +329,6 @@ def _foot(laid: Layout, scale: float) -> str:
 def _about(number: float) -> str:
     """Two digits, without an exponent where a number is big."""
     return f"{number:.2g}" if number < 99.5 else f"{number:,.0f}"
-
-
-def _json(document: dict[str, object]) -> str:
-    import json
-
-    return json.dumps(document, separators=(",", ":"))
 
 
 def _file(name: str) -> str:

@@ -1,9 +1,9 @@
 """Folded stacks: ``root;…;leaf count``, one line a stack, and what a frame in one is.
 
-The text is other people's: whatever is no stack is counted and left out. A frame says
-what it is by its end, as FlameGraph's tools write it: ``_[k]`` kernel, ``_[j]`` compiled
-at run time, ``_[i]`` inlined, and here also ``_[b]`` for BPF. What BPF programs the
-kernel names are known without it.
+The text is other people's: lines that hold no stack are counted and left out. The end of a
+frame tells its kind, as FlameGraph's tools write it: ``_[k]`` kernel, ``_[j]`` compiled at
+run time, ``_[i]`` inlined, and here also ``_[b]`` for BPF. The names that the kernel gives
+to BPF programs tell it without that.
 """
 
 from __future__ import annotations
@@ -117,11 +117,11 @@ def _without_first_number(counts: dict[str, float]) -> dict[str, float]:
 
 
 def _tidied(stacks: Mapping[str, float]) -> dict[str, float]:
-    """Without what counts nothing, and with the frames whole that a semicolon has split."""
+    """Without stacks of no samples, and with frames joined that a semicolon has split."""
     counts: dict[str, float] = {}
     for stack, count in stacks.items():
         if count:
-            # ``Ljava/io/File;::read``: no frame begins with two colons of its own accord.
+            # ``Ljava/io/File;::read``: no frame begins with two colons by itself.
             whole = _in_one_frame_each(stack.lstrip("\ufeff")).replace(";::", ":::")
             counts[whole] = counts.get(whole, 0) + count
     return counts

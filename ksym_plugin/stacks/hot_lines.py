@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from ksym_plugin.stacks.frames import FrameTable, Stack
     from ksym_plugin.timeline.symbols import SourceLocation
 
-#: How many lines of a frame are listed, how wide their places are, and how much of each text.
+#: How many lines of a frame are listed, and the columns of their locations and their text.
 _MOST = 5
-_WHERE = 40
-_TEXT = 60
+_WIDEST_LOCATION = 40
+_WIDEST_TEXT = 60
 
 
 class HotLines:
@@ -24,7 +24,7 @@ class HotLines:
 
     def __init__(self, table: FrameTable) -> None:
         self._table = table
-        #: The frames that have a line: their numbers without, and where they are.
+        #: By the number of a frame with a line: its number without, and the line.
         self._located: dict[int, tuple[int, SourceLocation]] = {}
         self._samples: dict[int, float] = {}
         self._counts: dict[int, dict[SourceLocation, float]] = {}
@@ -70,10 +70,10 @@ class HotLines:
             return []
         ranked = self._ranked(number)
         whole = self._samples[number]
-        wide = min(max(len(_place(location)) for location, _ in ranked[:_MOST]), _WHERE)
+        wide = min(max(len(_format(location)) for location, _ in ranked[:_MOST]), _WIDEST_LOCATION)
         lines = [
-            f"{_place(location):<{wide}}  {100 * samples / whole:3.0f} %"
-            f"  {cut(' '.join(location.text.split()), _TEXT)}".rstrip()
+            f"{_format(location):<{wide}}  {100 * samples / whole:3.0f} %"
+            f"  {cut(' '.join(location.text.split()), _WIDEST_TEXT)}".rstrip()
             for location, samples in ranked[:_MOST]
         ]
         more = len(ranked) - _MOST
@@ -95,5 +95,5 @@ class HotLines:
         )
 
 
-def _place(location: SourceLocation) -> str:
+def _format(location: SourceLocation) -> str:
     return f"{file_name(location.file)}:{location.line}"

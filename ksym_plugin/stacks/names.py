@@ -58,9 +58,9 @@ def bytes_for_stacks(name: bytes) -> bytes:
 
 
 def readable(text: str) -> str:
-    """``text`` as one can read it: what has no look is escaped, what is endless is cut.
+    """``text`` with escapes for characters that do not print, and cut if it is long.
 
-    What is left is valid in XML 1.0: the characters it forbids are none that print.
+    It is valid in XML 1.0, which forbids no character that prints.
     """
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST - 1]}…"
@@ -79,7 +79,7 @@ def _escape(character: str) -> str:
 
 
 def cut(name: str, room: int) -> str:
-    """The beginning of a name that fits into so many columns; nothing if that says nothing."""
+    """As much of a name as fits into ``room`` columns; nothing if there is hardly any room."""
     if room < 3:
         return ""
     if name.isascii():
@@ -102,9 +102,9 @@ def for_xml(text: str) -> str:
 def file_name(path: str) -> str:
     """A file's name without its folder, as perf shows it; without blanks, which end it.
 
-    Any file can be named by who compiled it: in perf's text a line that has no blanks is
-    neither a header nor a frame. What is longer than a file's name can be is cut, as it may
-    stand in every sample.
+    Whoever compiles a program names its files. In perf's text a line without blanks is neither
+    a header nor a frame. A name longer than a file's can be is cut: it may stand in every
+    sample.
     """
     name = path.rpartition("/")[2][:_LONGEST_FILE]
     if name.isprintable() and " " not in name:

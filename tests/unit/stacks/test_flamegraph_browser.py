@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ksym_plugin.stacks import folded
 from ksym_plugin.stacks.flamegraph import Picture, draw
 from tests.unit import chromium
 from tests.unit.stacks.test_flamegraph import HOSTILE
@@ -92,9 +93,20 @@ class Page:
         return self.text(".found")
 
 
+def drawn(
+    counts: dict[str, float], title: str = "Test", notes: dict[str, list[str]] | None = None
+) -> str:
+    """The picture of folded stacks; ``notes`` by the folded text of their frames."""
+    stacks = folded.stacks_of(counts)
+    numbered = {
+        stacks.table.number(folded.frame_of(text)): lines for text, lines in (notes or {}).items()
+    }
+    return "".join(draw(stacks, Picture(title), numbered))
+
+
 @pytest.fixture
 def page(browser: chromium.Chromium, tmp_path: Path) -> Page:
-    text = "".join(draw(STACKS, Picture("Test"), {f"{PROGRAM}_[b]": [NOTE]}))
+    text = drawn(STACKS, "Test", {f"{PROGRAM}_[b]": [NOTE]})
     return Page(browser, tmp_path / "flame.svg", text)
 
 
@@ -115,7 +127,7 @@ def test_counts_with_decimals(
     browser: chromium.Chromium, tmp_path: Path, weights: tuple[float, ...]
 ) -> None:
     counts = {f"{'amz'[number % 3]};b{number}": weight for number, weight in enumerate(weights)}
-    page = Page(browser, tmp_path / "flame.svg", "".join(draw(counts, Picture("Test"))))
+    page = Page(browser, tmp_path / "flame.svg", drawn(counts))
     assert page.search("^[amz]$") == "100.00 % matched"
     browser.press("Escape")
     for first, parent in enumerate("amz"):
@@ -172,7 +184,7 @@ def test_search_says_how_much_matched(page: Page, pattern: str) -> None:
 
 def test_what_is_not_drawn_cannot_be_searched(browser: chromium.Chromium, tmp_path: Path) -> None:
     counts = {"a;big": 99_999, "a;tiny": 1}
-    page = Page(browser, tmp_path / "tiny.svg", "".join(draw(counts, Picture())))
+    page = Page(browser, tmp_path / "tiny.svg", drawn(counts))
     assert page.search("tiny") == "at least 0.00 % matched"
 
 
@@ -201,7 +213,7 @@ def test_the_tooltip_tells_of_the_program(page: Page) -> None:
 
 
 def test_what_is_too_tall_shows_its_base_first(browser: chromium.Chromium, tmp_path: Path) -> None:
-    page = Page(browser, tmp_path / "deep.svg", "".join(draw(DEEP, Picture())))
+    page = Page(browser, tmp_path / "deep.svg", drawn(DEEP))
     assert 0 < page.look("all")["y"] < 800
     assert page.browser.ask("document.querySelector('input').getBoundingClientRect().y") >= 0
 
@@ -209,7 +221,7 @@ def test_what_is_too_tall_shows_its_base_first(browser: chromium.Chromium, tmp_p
 def test_hostile_names_do_nothing(browser: chromium.Chromium, tmp_path: Path) -> None:
     counts = {f"{name};leaf": 10 for name in HOSTILE}
     notes = {name: [name] for name in HOSTILE}
-    text = "".join(draw(counts, Picture(HOSTILE[0]), notes))
+    text = drawn(counts, HOSTILE[0], notes)
     page = Page(browser, tmp_path / "hostile.svg", text)
     for name in (HOSTILE[0], HOSTILE[1], HOSTILE[2], "__proto__"):
         page.browser.move(*page.over(name))
@@ -223,7 +235,7 @@ def test_hostile_names_do_nothing(browser: chromium.Chromium, tmp_path: Path) ->
 
 def test_labels_stay_within_their_frames(browser: chromium.Chromium, tmp_path: Path) -> None:
     counts = {f"{'wide 名前 ' * 30}{number};{'m' * 80}": 1 + number for number in range(12)}
-    page = Page(browser, tmp_path / "labels.svg", "".join(draw(counts, Picture())))
+    page = Page(browser, tmp_path / "labels.svg", drawn(counts))
     over = page.browser.ask("""(() => {
       const rects = [...document.querySelectorAll(".frames rect")];
       return [...document.querySelectorAll(".labels text")].filter(text => {
