@@ -262,8 +262,8 @@ def graft(
     if session is None and os.path.exists(beside):
         session = beside
     info = RecordingInfo() if session is None else load_info(session)
-    files = Files(perf, pyspy, log, info, history)
-    targets.write(graft_files(files, targets.force), os.path.basename(pyspy))
+    grafted = graft_files(Files(perf, pyspy, log, info, history), targets.force)
+    targets.write(grafted, os.path.basename(pyspy))
 
 
 def graft_files(files: Files, force: bool) -> Grafted:

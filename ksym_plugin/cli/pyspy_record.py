@@ -266,7 +266,10 @@ def py_spy() -> str:
 
 
 class Sampling:
-    """One recording, in ``folder``; from entering to leaving its children run."""
+    """One recording, in ``folder``; leaving the context ends what it has started.
+
+    The recorder is started first, if at all, then perf, then py-spy; then ``run``, ``stop``.
+    """
 
     def __init__(self, folder: str, pid: int, options: SamplingOptions, signals: Signals) -> None:
         self.folder = folder
@@ -274,20 +277,25 @@ class Sampling:
         self._pid = pid
         self._options = options
         self._signals = signals
-        self._perf: Child | None = None
-        self._py_spy: Child | None = None
+        self._perf: Child
+        self._py_spy: Child
         self._recorder: Child | None = None
+        self._children: list[Child] = []
 
     def __enter__(self) -> Sampling:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for child in (self._py_spy, self._perf, self._recorder):
-            if child is not None:
-                child.kill()
+        # py-spy first: it may have the process stopped.
+        for child in reversed(self._children):
+            child.kill()
 
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
+
+    def _start(self, call: Sequence[str], log: str, **environment: str) -> Child:
+        self._children.append(Child(call, self.path(log), environment))
+        return self._children[-1]
 
     def _pids(self) -> list[int]:
         return family(self._pid) if self._options.subprocesses else [self._pid]
@@ -297,7 +305,7 @@ class Sampling:
         # Under -I, with this process's path: no modules of the working directory.
         code = f"import sys; sys.path[:] = {sys.path!r}; from ksym_plugin.cli import main; main()"
         call = [sys.executable, "-I", "-c", code, "record", "-o", history]
-        self._recorder = Child(call, self.path("recorder.log"))
+        self._recorder = self._start(call, "recorder.log")
         if not self._recorder.wait_for(b"recording with"):
             say(f"BPF symbols are not recorded: {self._recorder.problem()}")
             self._recorder = None
@@ -313,7 +321,7 @@ class Sampling:
         call += ["-p", ",".join(map(str, self._pids()))]
         with contextlib.ExitStack() as stack:
             writer, reader = (_fifo(path, stack) for path in (command, acknowledge))
-            self._perf = Child(call, self.path("perf.log"))
+            self._perf = self._start(call, "perf.log")
             os.write(writer, b"enable\n")
             if not self._perf.wait_until(lambda: bool(select.select([reader], [], [], 0)[0])):
                 self._require_target()
@@ -321,16 +329,23 @@ class Sampling:
 
     def start_py_spy(self, is_starting: bool) -> None:
         """Start py-spy and wait until it samples; try again while a process is starting."""
+        rate, _, _, native, subprocesses = self._options
+        call = [py_spy(), "record", "-p", str(self._pid), "-r", str(rate), "-d", _FOR_EVER]
+        call += ["-f", "speedscope", "--idle", "--threads", "--full-filenames"]
+        call += ["--native"] if native else []
+        call += ["--subprocesses"] if subprocesses else []
+        call += ["-o", self.path(PYSPY)]
         self.info.clocks.append(_clocks())
         until = time.monotonic() + (_PYTHON_SECONDS if is_starting else 0)
         while True:
-            self._py_spy = child = self._call_py_spy()
-            if child.wait_for(_SAMPLING):
+            self._py_spy = self._start(call, LOG, RUST_LOG="py_spy=info,remoteprocess=debug")
+            if self._py_spy.wait_for(_SAMPLING):
                 return
             if time.monotonic() >= until or not is_running(self._pid):
                 self._require_target()
+                problem = self._py_spy.problem().rstrip(".")
                 raise KsymError(
-                    f"py-spy cannot sample process {self._pid}: {child.problem().rstrip('.')}",
+                    f"py-spy cannot sample process {self._pid}: {problem}",
                     "it needs root or CAP_SYS_PTRACE, and a Python that it knows",
                 )
             time.sleep(_STEP_SECONDS)
@@ -341,15 +356,6 @@ class Sampling:
                 f"process {self._pid} has ended before it could be sampled",
                 "sample one that runs longer",
             )
-
-    def _call_py_spy(self) -> Child:
-        rate, _, _, native, subprocesses = self._options
-        call = [py_spy(), "record", "-p", str(self._pid), "-r", str(rate), "-d", _FOR_EVER]
-        call += ["-f", "speedscope", "--idle", "--threads", "--full-filenames"]
-        call += ["--native"] if native else []
-        call += ["--subprocesses"] if subprocesses else []
-        call += ["-o", self.path(PYSPY)]
-        return Child(call, self.path(LOG), {"RUST_LOG": "py_spy=info,remoteprocess=debug"})
 
     def run(self, seconds: float | None) -> bool:
         """Sample until the time is up, a signal comes, or perf or py-spy ends.
@@ -363,8 +369,7 @@ class Sampling:
             select.select([self._signals.fd], [], [], max(0.0, left))
             if self._signals.take() & STOPS:
                 return False
-            children = (self._perf, self._py_spy)
-            if any(child is None or child.status is not None for child in children):
+            if self._perf.status is not None or self._py_spy.status is not None:
                 return True
             if self._end_stuck():
                 return True
@@ -372,8 +377,6 @@ class Sampling:
 
     def _end_stuck(self) -> bool:
         """End py-spy if all it does any more is to fail; True if that was so."""
-        if self._py_spy is None:
-            return False
         lines = self._py_spy.last_lines(_TAIL)
         if len(lines) <= _FAILURES or not all(_FAILED in line for line in lines[-_FAILURES:]):
             return False
@@ -386,11 +389,9 @@ class Sampling:
 
     def stop(self) -> None:
         """End the samplers and the recorder, which then write their files."""
-        if self._py_spy is not None:
-            self._py_spy.end(signal.SIGINT)
+        self._py_spy.end(signal.SIGINT)
         self.info.clocks.append(_clocks())
-        if self._perf is not None:
-            self._perf.end(signal.SIGINT)
+        self._perf.end(signal.SIGINT)
         if self._recorder is not None:
             was_running = self._recorder.status is None
             self._recorder.end(signal.SIGTERM)
@@ -400,10 +401,10 @@ class Sampling:
 
     def require_results(self) -> None:
         """KsymError if py-spy or perf failed."""
-        if self._py_spy is not None and not os.path.exists(self.path(PYSPY)):
+        if not os.path.exists(self.path(PYSPY)):
             problem = self._py_spy.problem()
             raise KsymError(f"py-spy wrote nothing: {problem}", "record for longer")
-        if self._perf is not None and self._perf.status not in (0, -signal.SIGINT, 130):
+        if self._perf.status not in (0, -signal.SIGINT, 130):
             raise KsymError(f"perf failed: {self._perf.problem()}", _ASK_DOCTOR)
 
 

@@ -39,12 +39,15 @@ KALLSYMS = b"ffffffff81000000 T _text\nffffffff81000040 T schedule\nffffffff8100
 THIS_BOOT = "11111111-2222-3333-4444-555555555555"
 
 
-def ksym(*words: str, stdin: str | None = None) -> Result:
+def ksym(
+    *words: str, stdin: str | bytes | None = None, env: dict[str, str] | None = None
+) -> Result:
+    """A command in this process, with its stdout and stderr apart."""
     try:
         runner = CliRunner(mix_stderr=False)  # click before 8.2
     except TypeError:
         runner = CliRunner()
-    result = runner.invoke(cli, words, input=stdin, prog_name="ksym")
+    result = runner.invoke(cli, words, input=stdin, env=env, prog_name="ksym")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -252,8 +255,8 @@ def test_show_all_and_patterns() -> None:
 
 def test_show_json_has_all_there_is() -> None:
     write("ksym.db")
-    told = json.loads(ksym("show", "--json", "--clock", "monotonic").stdout)
-    assert told["symbols"] == [
+    shown = json.loads(ksym("show", "--json", "--clock", "monotonic").stdout)
+    assert shown["symbols"] == [
         {
             "start": hex(BASE),
             "end": hex(BASE + 0x40),
@@ -268,14 +271,14 @@ def test_show_json_has_all_there_is() -> None:
             "unloaded": None,
         }
     ]
-    assert told["gaps"] == [
+    assert shown["gaps"] == [
         {"since": 170 * SECOND, "until": 171 * SECOND, "cause": "ring full", "count": 3}
     ]
-    assert (told["clock"], told["at"], told["covered"]) == ("monotonic", 200 * SECOND, True)
-    assert [session["closed"] for session in told["sessions"]] == [True]
+    assert (shown["clock"], shown["at"], shown["covered"]) == ("monotonic", 200 * SECOND, True)
+    assert [session["closed"] for session in shown["sessions"]] == [True]
 
 
-def test_a_killed_recorder_is_told(machine: Machine) -> None:
+def test_a_killed_recorder_is_shown(machine: Machine) -> None:
     machine.boot("another boot")
     write("ksym.db", close=False)
     machine.boot(THIS_BOOT)
@@ -283,8 +286,8 @@ def test_a_killed_recorder_is_told(machine: Machine) -> None:
     assert "99.000000 to 199.000000  made up, recorder killed" in result.stdout
     assert "killed" in result.stderr
     assert "killed" in ksym("resolve", "--at", "120", hex(BASE)).stderr
-    told = json.loads(ksym("show", "--json").stdout)
-    assert [session["killed"] for session in told["sessions"]] == [True]
+    shown = json.loads(ksym("show", "--json").stdout)
+    assert [session["killed"] for session in shown["sessions"]] == [True]
 
 
 def test_names_cannot_command_the_terminal() -> None:
@@ -415,12 +418,12 @@ def test_script_runs_perf_on_the_handler_and_passes_its_status(place: Path) -> N
     assert os.path.isfile(os.path.join(package, "ksym_plugin", "perf", "handler.py"))
 
 
-@pytest.mark.parametrize("state, said", [("OFF", "libpython"), (None, "perf cannot be run")])
-def test_script_says_what_perf_lacks(place: Path, state: str | None, said: str) -> None:
+@pytest.mark.parametrize("state, problem", [("OFF", "libpython"), (None, "perf cannot be run")])
+def test_script_says_what_perf_lacks(place: Path, state: str | None, problem: str) -> None:
     done = run_script(place, state)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("ksym: ") and done.stderr.count("\n") == 1
-    assert said in done.stderr and "apt install" in done.stderr
+    assert problem in done.stderr and "apt install" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["script", "report"])
@@ -500,14 +503,14 @@ def test_a_closed_stdin_is_an_error() -> None:
 
 def test_doctor_says_of_each_thing_what_and_how() -> None:
     result = ksym("doctor", "--json")
-    told = json.loads(result.stdout)
-    assert result.exit_code == (0 if told["recording"] else 1)
-    for check in told["checks"]:
+    found = json.loads(result.stdout)
+    assert result.exit_code == (0 if found["recording"] else 1)
+    for check in found["checks"]:
         assert check["state"] in ("ok", "missing")
         assert check["finding"]
         assert bool(check["remedy"]) <= (check["state"] == "missing")
     lines = ksym("doctor").stdout.splitlines()
-    assert len(lines) == len(told["checks"])
+    assert len(lines) == len(found["checks"])
 
 
 def test_doctor_tells_the_state_of_the_history() -> None:

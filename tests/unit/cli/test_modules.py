@@ -99,9 +99,11 @@ def test_where_modules_cannot_be_followed_it_is_said_and_bpf_is_recorded(
     (tmp_path / "modules").touch()
     monkeypatch.setattr(record, "LISTING", str(tmp_path / "modules"))
     monkeypatch.setattr(record, "Modules", refuse)
-    said = recorded()
-    assert "ksym: the history will have no modules (the kernel hides where its modules are" in said
-    assert "kept in x.db" in said
+    messages = recorded()
+    assert (
+        "ksym: the history will have no modules (the kernel hides where its modules are" in messages
+    )
+    assert "kept in x.db" in messages
 
 
 @pytest.mark.usefixtures("source")
@@ -120,8 +122,8 @@ def test_modules_are_recorded_beside_a_command(
 
     monkeypatch.setattr(record, "LISTING", str(host.listing))
     monkeypatch.setattr(record, "Modules", follow)
-    said = recorded()
-    assert "0 changes" in said
+    messages = recorded()
+    assert "0 changes" in messages
     assert host.uevents.is_closed
     with History("x.db") as history:
         past = history.recorded(history.boots()[0])

@@ -1,4 +1,4 @@
-"""``ksym record`` on a made-up source: what is passed on to it, and starts that fail."""
+"""``ksym record`` on a made-up source: what is passed on to it, starts that fail, and costs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -59,8 +60,8 @@ def test_the_size_reaches_the_source_or_the_user_hears_of_it(
     result = CliRunner().invoke(cli, ["record", "-o", history, "--for", "0.01", *words])
     assert result.exit_code == 0, result.output
     assert source.asked == [size]
-    said = "made up has no ring to be sized: --ring changes nothing" in result.output
-    assert said == (bool(words) and not has_ring)
+    is_said = "made up has no ring to be sized: --ring changes nothing" in result.output
+    assert is_said == (bool(words) and not has_ring)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -137,3 +138,41 @@ def test_names_are_recorded_also_where_nobody_can_read_source_lines(
     assert result.exit_code == 0, result.output
     assert "no source lines of BPF programs (Resource temporarily unavailable)" in result.output
     assert history.exists()
+
+
+# What --stats says
+
+TRACKER = SimpleNamespace(changes=12, losses=1, resyncs=2)
+
+
+def costs(counts: dict[str, int], path: Path) -> list[str]:
+    path.write_bytes(b"x" * 10)
+    source = SimpleNamespace(name="kprobe", stats=lambda: counts)
+    return record.lines(source, TRACKER, str(path))  # type: ignore[arg-type]
+
+
+def test_the_costs_of_a_source_that_counts(tmp_path: Path) -> None:
+    counts = {
+        "records": 12_000,
+        "lost": 3,
+        "ring_bytes": 4 << 20,
+        "add_runs": 2_000,
+        "add_ns": 3_000_000,
+        "del_runs": 0,
+        "del_ns": 0,
+    }
+    lines = costs(counts, tmp_path / "x")
+    assert lines[0] == (
+        "kprobe: 12 changes applied, 1 loss, 1 resync;"
+        " 12000 records came, 3 were lost, the ring holds 4,096 KB"
+    )
+    assert lines[1] == (
+        "the probe ran 2,000 times on loads (1.50 µs each) and 0 times on unloads (not measured)"
+    )
+    assert lines[2].endswith("10 bytes kept")
+
+
+def test_the_costs_of_a_source_that_does_not_count(tmp_path: Path) -> None:
+    lines = costs({}, tmp_path / "x")
+    assert lines[0] == "kprobe: 12 changes applied, 1 loss, 1 resync"
+    assert len(lines) == 2

@@ -86,5 +86,5 @@ def test_that_a_file_s_kernel_cannot_be_checked_is_said(
     assert "build id" not in ksym("resolve", "--vmlinux", "vmlinux", hex(THERE)).stderr
     symbols = [Sym("_text", TEXT, 0, NOTYPE), Sym("do_work", TEXT + 0x1000, 0x20)]
     (place / "bare").write_bytes(vmlinux(symbols, build_id=b""))
-    said = ksym("resolve", "--vmlinux", "bare", hex(THERE)).stderr
-    assert "no telling whether bare is of this very kernel" in said
+    messages = ksym("resolve", "--vmlinux", "bare", hex(THERE)).stderr
+    assert "no telling whether bare is of this very kernel" in messages

@@ -51,9 +51,9 @@ def test_command_lines_are_one_frame_each() -> None:
 
 def test_thread_and_process_are_read_from_a_profile_s_name() -> None:
     title = 'Process 12 Thread 140001 "Main \\"x\\""'
-    told = pyspy.thread_name(title)
-    assert told is not None
-    assert (told.pid, told.tid, told.name) == (12, 140001, 'Main "x"')
+    named = pyspy.thread_name(title)
+    assert named is not None
+    assert (named.pid, named.tid, named.name) == (12, 140001, 'Main "x"')
     frames = [frame("<module>", line=None), frame("f")]
     whole = json.dumps(document(frames, [[0, 1], [0]], title)).encode()
     (thread,) = pyspy.parse(pyspy.load(whole)).threads.values()
@@ -65,17 +65,17 @@ def test_thread_and_process_are_read_from_a_profile_s_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "told"),
+    ("title", "expected"),
     [
         ('Thread 0x7F00AA "MainThread"', (None, 0x7F00AA, "MainThread", True)),
         ('Process 12 Thread 0x7f00aa ""', (12, 0x7F00AA, "", True)),
         ('Thread 12 "a "quoted" one"', (None, 12, 'a "quoted" one', False)),
     ],
 )
-def test_names_of_profiles(title: str, told: tuple[object, ...]) -> None:
+def test_names_of_profiles(title: str, expected: tuple[object, ...]) -> None:
     found = pyspy.thread_name(title)
     assert found is not None
-    assert (found.pid, found.tid, found.name, found.is_pthread) == told
+    assert (found.pid, found.tid, found.name, found.is_pthread) == expected
 
 
 def test_other_names_are_none_of_py_spy_s() -> None:
@@ -124,7 +124,7 @@ def test_numbers_of_frames_do_not_count_from_the_end() -> None:
         pyspy.parse(document([frame("thread (3)", "", 0), frame("f")], [[0, -1]]))
 
 
-def test_native_frames_are_told_from_python_s() -> None:
+def test_native_frames_are_no_python_frames() -> None:
     frames = [frame("<module>"), frame("os_stat", "/usr/lib/libpython3.11.so.1.0", 0)]
     (thread,) = pyspy.parse(document(frames, [[0, 1]])).threads.values()
     assert thread.samples[0].python == ("<module> (/x/a.py)",)

@@ -6,14 +6,13 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
 
-from ksym_plugin.cli import cli
 from ksym_plugin.python import pyspy_graft
 from ksym_plugin.stacks import folded
 from ksym_plugin.stacks.folded import frame_of
 from ksym_plugin.stacks.frames import PYTHON
 from tests.oracle.spied import NAMES, Recording, score
+from tests.unit.cli.test_cli import ksym
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,11 +31,7 @@ def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Recording:
 def graft(recording: Recording, *more: str) -> Result:
     output = recording.path("out.json")
     call = ["pyspy", "graft", *recording.arguments, "-o", output, *more]
-    try:
-        runner = CliRunner(mix_stderr=False)  # click before 8.2
-    except TypeError:
-        runner = CliRunner()
-    return runner.invoke(cli, call, env={"PATH": "/nonexistent"})
+    return ksym(*call, env={"PATH": "/nonexistent"})
 
 
 @pytest.mark.parametrize("recording", GOOD, indirect=True)
@@ -93,7 +88,7 @@ def is_under(stack: str, function: str) -> bool:
 
 
 @pytest.mark.parametrize("recording", NAMES, indirect=True)
-def test_all_figures_are_told(recording: Recording) -> None:
+def test_all_figures_are_printed(recording: Recording) -> None:
     done = graft(recording)
     assert done.exit_code == 0, done.output
     for word in ("samples a second", "held the process", "matched", "uncertain", "unknown"):
@@ -153,7 +148,7 @@ def test_raw_format_is_refused(recording: Recording) -> None:
 
 @fifty
 @pytest.mark.parametrize(
-    ("file", "old", "new", "told"),
+    ("file", "old", "new", "reason"),
     [
         ("pyspy.log", b"gil_only: false", b"gil_only: true", "--gil"),
         ("pyspy.log", b"Errors: 0", b"Errors: 30", "30 samples"),
@@ -162,11 +157,11 @@ def test_raw_format_is_refused(recording: Recording) -> None:
         ("session.json", b'"clocks"', b'"clock"', "no session"),
     ],
 )
-def test_what_tells_nothing_right_is_refused(
-    recording: Recording, file: str, old: bytes, new: bytes, told: str
+def test_what_cannot_be_matched_is_refused(
+    recording: Recording, file: str, old: bytes, new: bytes, reason: str
 ) -> None:
     edit(recording, file, old, new)
-    assert told in refused(recording)
+    assert reason in refused(recording)
 
 
 @fifty
@@ -182,7 +177,7 @@ def test_a_session_that_is_named_has_to_be_there(recording: Recording) -> None:
 
 
 @fifty
-def test_frames_of_the_kernel_are_missed_aloud(recording: Recording) -> None:
+def test_that_there_are_no_frames_of_the_kernel_is_said(recording: Recording) -> None:
     assert "no sample of perf has kernel frames" not in graft(recording).stderr
     edit(recording, "perf.txt", b"\tffffffff", b"\t00000000")
     assert "no sample of perf has kernel frames" in graft(recording).stderr
@@ -212,8 +207,8 @@ def test_few_errors_of_py_spy_cost_coverage(recording: Recording) -> None:
     assert matched(after) <= matched(before)
 
 
-def matched(told: str) -> float:
-    return float(told.partition(" % matched")[0].rpartition(" ")[2])
+def matched(messages: str) -> float:
+    return float(messages.partition(" % matched")[0].rpartition(" ")[2])
 
 
 @fifty

@@ -8,9 +8,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
 
-from ksym_plugin.cli import cli, pyspy_record
+from ksym_plugin.cli import pyspy_record
+from tests.unit.cli.test_cli import ksym
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,12 +62,9 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def record(tmp_path: Path, *arguments: str) -> str:
-    try:
-        runner = CliRunner(mix_stderr=False)  # click before 8.2
-    except TypeError:
-        runner = CliRunner()
+    """The messages of a recording that fails."""
     call = ["pyspy", "record", "-H", "none.db", "-o", str(tmp_path / "out.json"), *arguments]
-    done = runner.invoke(cli, call)
+    done = ksym(*call)
     assert done.exit_code == 1, done.output
     return done.stderr
 
@@ -78,18 +75,18 @@ def test_a_py_spy_that_only_fails_is_ended(
     monkeypatch.setattr(pyspy_record, "_STUCK_SECONDS", 0.1)
     stand_in("")
     # Far longer than the test may take: only the watchdog ends this.
-    told = record(tmp_path, "-p", str(target), "--duration", "100000")
-    assert "py-spy can no longer stop the process" in told
-    assert "py-spy wrote nothing" in told
+    messages = record(tmp_path, "-p", str(target), "--duration", "100000")
+    assert "py-spy can no longer stop the process" in messages
+    assert "py-spy wrote nothing" in messages
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "py-spy.pid").read_text()), 0)
 
 
 def test_a_py_spy_that_recovers_is_not(stand_in: StandIn, target: int, tmp_path: Path) -> None:
     stand_in("echo 'attached to thread'; trap - INT")
-    told = record(tmp_path, "-p", str(target), "--duration", "0.3")
-    assert "py-spy can no longer" not in told
-    assert "py-spy wrote nothing" in told
+    messages = record(tmp_path, "-p", str(target), "--duration", "0.3")
+    assert "py-spy can no longer" not in messages
+    assert "py-spy wrote nothing" in messages
 
 
 def test_a_command_that_cannot_be_sampled_goes_on_to_its_end(
@@ -101,7 +98,7 @@ def test_a_command_that_cannot_be_sampled_goes_on_to_its_end(
     done = tmp_path / "done"
     # It outlives perf, which is ended once sampling has failed.
     script = f"while kill -0 $(cat {tmp_path}/perf.pid); do sleep 0.02; done; echo over >{done}"
-    told = record(tmp_path, "--", "sh", "-c", script)
-    assert "not today" in told
-    assert "sh goes on" in told
+    messages = record(tmp_path, "--", "sh", "-c", script)
+    assert "not today" in messages
+    assert "sh goes on" in messages
     assert done.read_text() == "over\n"

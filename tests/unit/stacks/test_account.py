@@ -30,9 +30,9 @@ from ksym_plugin.timeline.symbols import (
     Load,
 )
 from tests import demo
+from tests.unit.cli.test_cli import ksym
 from tests.unit.helpers import BASE, load
 from tests.unit.perf_events import CORE, GUEST_KERNEL, SECOND, VMLINUX, event, node
-from tests.unit.stacks.test_flamegraph import ksym
 
 MAIN, SUB, OTHER = (f"bpf_prog_{n:016x}_{name}" for n, name in enumerate(("main", "sub", "other")))
 TRAMPOLINE = "bpf_trampoline_7"

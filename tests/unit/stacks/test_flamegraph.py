@@ -10,14 +10,14 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksym_plugin.cli import cli, flamegraph
+from ksym_plugin.cli import flamegraph
 from ksym_plugin.stacks import folded
 from ksym_plugin.stacks.flamegraph import MOST_DEEP, Box, Layout, Picture, draw, layout
 from ksym_plugin.stacks.names import cut, readable
+from tests.unit.cli.test_cli import ksym
 
 SPACE = "{http://www.w3.org/2000/svg}"
 STACKS = {
@@ -292,16 +292,8 @@ def test_cut(name: str, room: int, text: str) -> None:
 # The command
 
 
-def run(text: str | bytes, *words: str) -> Result:
+def run(text: str | bytes, *words: str):
     return ksym("flamegraph", *words, stdin=text)
-
-
-def ksym(*words: str, stdin: str | bytes = "") -> Result:
-    try:
-        runner = CliRunner(mix_stderr=False)  # click before 8.2
-    except TypeError:
-        runner = CliRunner()
-    return runner.invoke(cli, words, input=stdin)
 
 
 def test_command_draws_stdin(tmp_path) -> None:

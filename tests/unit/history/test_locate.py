@@ -114,12 +114,12 @@ def test_the_boot_that_fits(
 
 
 def test_it_is_said_which_of_several(several: str, tmp_path: Path) -> None:
-    told: list[str] = []
-    locate.open_boot(several, told.append).close()
-    (notice,) = told
+    messages: list[str] = []
+    locate.open_boot(several, messages.append).close()
+    (notice,) = messages
     assert "3 boots" in notice and "there" in notice and "6.12.0" in notice
-    told.clear()
+    messages.clear()
     path = str(tmp_path / "one.db")
     HistoryWriter(path, "made up", 0, None).close(1)
-    locate.open_boot(path, told.append).close()
-    assert told == []
+    locate.open_boot(path, messages.append).close()
+    assert messages == []
