@@ -16,7 +16,7 @@ from ksym_plugin.kernel import identity, kallsyms, privileges
 from ksym_plugin.kernel.bpf_prog import ProgramReader
 from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.kernel.worker import ask
-from ksym_plugin.sources import names, open_source
+from ksym_plugin.sources import NAMES, open_source
 from ksym_plugin.timeline.errors import HistoryError, KallsymsError, KsymError, SourceError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def command(ctx: click.Context, history: str | None, as_json: bool) -> None:
 
 
 def _checks(history: str | None) -> Iterator[Check]:
-    for name in names():
+    for name in NAMES:
         seconds = _COMPILE_SECONDS if name in _COMPILED else _ASK_SECONDS
         yield _check(f"source {name}", partial(_source, name), seconds)
     yield _check("bpf(2)", _programs, _ASK_SECONDS)

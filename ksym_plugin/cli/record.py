@@ -22,7 +22,7 @@ from ksym_plugin.kernel import kallsyms
 from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.kernel.modules import LISTING
 from ksym_plugin.kernel.worker import run_promptly
-from ksym_plugin.sources import AUTO, names, open_source
+from ksym_plugin.sources import AUTO, NAMES, open_source
 from ksym_plugin.sources.details import DetailsProcess
 from ksym_plugin.sources.modules import Modules
 from ksym_plugin.timeline.errors import KsymError, SourceError
@@ -61,7 +61,7 @@ _FAILED = 1
     "--source",
     default=AUTO,
     show_default=True,
-    type=click.Choice([AUTO, *names()]),
+    type=click.Choice([AUTO, *NAMES]),
     help="Where changes come from.",
 )
 @click.option(

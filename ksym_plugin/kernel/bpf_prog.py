@@ -130,7 +130,7 @@ def measure() -> int:
 
 
 def plain_names(program: ProgramInfo) -> list[str]:
-    """The names the kernel gave the functions of a program without BTF."""
+    """The kernel's names of the functions of a program without BTF."""
     # bpf_get_prog_name() in kernel/bpf/core.c; a subprogram's own name is "F".
     names = [program.name, *["F"] * len(program.tags)]
     return [
@@ -193,7 +193,7 @@ class ProgramReader:
         return self._parse(self._read_info(fd, False))
 
     def function_names(self, program_id: int) -> list[str]:
-        """The names the kernel gave a program's functions, as kallsyms has them.
+        """The kernel's names of a program's functions, as kallsyms has them.
 
         From bpf(2) and the program's BTF, so also where kallsyms does not list programs
         (net.core.bpf_jit_kallsyms = 0). A name that is not known is ``""``; the list is

@@ -110,7 +110,7 @@ def store(of: tuple[int, ...], parts: Sequence[Bytes]) -> None:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Opens a FIFO too without waiting for a writer."""
+    """An opener that does not wait for a FIFO's writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -66,7 +66,7 @@ class ClockMap:
 
     Between two instants the clocks are taken to drift evenly; before the first and
     after the last, not at all. Where a clock was set, or stood still, between two
-    instants, times between them are placed before everything: nothing covers them.
+    instants, times between them become a time before everything: no lifetime has it.
     """
 
     def __init__(self, instants: Iterable[Instant]) -> None:
@@ -106,7 +106,7 @@ class ClockMap:
                 if value is None:
                     continue
                 while theirs and theirs[-1] >= value:
-                    # Set back: the times it shows twice are of after the step, or nobody's.
+                    # Set back: times that it showed twice are those after the step.
                     theirs.pop()
                     ours.pop()
                 theirs.append(value)

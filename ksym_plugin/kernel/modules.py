@@ -32,8 +32,8 @@ _REMOVED = b"remove@/module/"
 _LOAD = 0x20
 _IS = 0x15
 _RETURN = 0x06
-#: Devices come by the thousand and have several events each: what is not about modules
-#: neither wakes nor takes room. Operation, jumps if equal and if not, operand.
+#: Devices come by the thousand and have several events each: those must neither wake this
+#: process nor take room. Operation, jumps if equal and if not, operand.
 _FILTER = (
     (_LOAD, 0, 0, 0),
     (_IS, 0, 2, int.from_bytes(b"add@", "big")),
@@ -61,20 +61,20 @@ class Uevents:
                 _NETLINK_KOBJECT_UEVENT,
             )
         except OSError as error:
-            raise _deaf(error) from error
+            raise _refusal(error) from error
         try:
             listen_to_modules(self._socket)
             self._socket.bind((0, _KERNEL_GROUP))
             _make_room(self._socket)
         except OSError as error:
             self._socket.close()
-            raise _deaf(error) from error
+            raise _refusal(error) from error
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def read(self) -> tuple[list[tuple[bool, str]], bool]:
-        """What came since the last call, as (whether it was added, name); whether some was lost."""
+        """Events since the last call, as (whether it was added, name); whether some were lost."""
         found: list[tuple[bool, str]] = []
         lost = False
         while True:
@@ -96,7 +96,7 @@ class Uevents:
 
 
 def listen_to_modules(receiver: socket.socket) -> None:
-    """Have the kernel keep from a socket what ``parse`` has no use for, where it can."""
+    """Have the kernel drop what ``parse`` has no use for, where it can."""
     import ctypes
     import socket
 
@@ -127,7 +127,7 @@ def parse(data: bytes) -> tuple[bool, str] | None:
 
 
 class Listed:
-    """A line of /proc/modules: what a module is called, how large it is, and where."""
+    """A line of /proc/modules: a module's name, size, state and base address."""
 
     __slots__ = ("base", "name", "size", "state")
 
@@ -164,5 +164,5 @@ def extents(path: str = LISTING) -> dict[str, tuple[int, int]]:
     return {one.name: (one.base, one.size) for one in listed if one.base}
 
 
-def _deaf(error: OSError) -> SourceError:
+def _refusal(error: OSError) -> SourceError:
     return SourceError(f"the kernel's uevents cannot be listened to ({error.strerror})")

@@ -150,7 +150,7 @@ def _sorted(programs: Iterable[Load], images: list[Load]) -> list[Load]:
 
 
 def image_loads(tail: Tail, earliest: int, latest: int) -> list[Load]:
-    """What kallsyms' tail holds beside programs, which bpf(2) lists better."""
+    """What kallsyms' tail lists beside programs, of which bpf(2) has more to say."""
     loads = _ool_loads(tail, earliest, latest)
     for start, name in tail.bpf:
         kind = bpf_kind(name)
@@ -164,15 +164,14 @@ def image_loads(tail: Tail, earliest: int, latest: int) -> list[Load]:
 
 
 def _ool_loads(tail: Tail, earliest: int, latest: int) -> list[Load]:
-    loads: list[Load] = []
-    for start, name, module in tail.ool:
-        symbol = Symbol(start, start + IMAGE_REACH, name, OOL, module)
-        loads.append(Load(symbol, earliest, latest, None, True))
-    return loads
+    return [
+        Load(Symbol(start, start + IMAGE_REACH, name, OOL, module), earliest, latest, None, True)
+        for start, name, module in tail.ool
+    ]
 
 
 def without_lengths(tail: Tail, now: int) -> list[Load]:
-    """Loads from kallsyms alone: each may reach to the next one, for a page at most."""
+    """Loads from kallsyms alone: each reaches to the next one, a page at most."""
     loads = _ool_loads(tail, 0, now)
     starts = [start for start, _ in tail.bpf]
     for (start, name), following in zip(tail.bpf, [*starts[1:], 1 << 64]):
@@ -190,7 +189,7 @@ def program_loads(
     earliest: int,
     latest: int,
 ) -> list[Load]:
-    """Loads of a program and its subprograms, with kallsyms' ``names`` where they fit."""
+    """Loads of a program and its subprograms, with kallsyms' ``names`` where these are theirs."""
     own: list[str] = []
     loads: list[Load] = []
     for at, (start, length) in enumerate(program.functions):
@@ -212,13 +211,6 @@ def _fits(name: str, program: ProgramInfo, at: int) -> bool:
 
 
 def _own_names(program: ProgramInfo, reader: ProgramReader) -> list[str]:
-    """The functions' names by bpf(2); without them where the program is gone."""
-    if not program.has_btf:
-        return plain_names(program)
-    return reader.function_names(program.id) or _short_names(program)
-
-
-def _short_names(program: ProgramInfo) -> list[str]:
-    """The names of a program that is gone: only that of its main function is known."""
-    rest = f"_{program.name}" if program.name else ""
-    return [f"bpf_prog_{program.tag}{rest}"]
+    """The functions' names by bpf(2); of a program that is gone only the main function's."""
+    names = plain_names(program)
+    return reader.function_names(program.id) or names[:1] if program.has_btf else names

@@ -63,8 +63,8 @@ class Connection:
         self.fds: list[int] = []
 
     def fileno(self) -> int:
-        """Readable when something has come."""
-        return self._end.fileno()
+        """Readable when something has come; -1 when nothing will any more."""
+        return -1 if self._is_over else self._end.fileno()
 
     def send(self, message: object, fds: Sequence[int] = ()) -> None:
         """Send a message, and copies of descriptors with it; waits until there is room."""
@@ -165,12 +165,13 @@ def _packed(message: object) -> bytearray:
 class Worker(Connection):
     """A process that runs ``serve``, a function in a module of ours, with its own Connection.
 
-    It is started anew, sees nothing of this process but what it is sent, and prints to
-    ``output``, or its errors where this one does. If ``is_forked`` it is a copy of this
-    process, for one without threads, and prints nowhere: whoever reads our output must not
-    wait for a process that hangs. It ends with its function, which fails to send or to
-    receive once this process is gone; a KsymError or OSError it ends with is sent. What it
-    has started ends with it in ``close``. OSError if it cannot be started.
+    It is a new interpreter, gets nothing of this process but what it is sent, and prints to
+    ``output``; without that only its errors are printed, where this process prints its own.
+    If ``is_forked`` it is a copy of this process, which must have no threads, and prints
+    nowhere: whoever reads our output must not wait for a process that hangs. It ends with
+    its function, which fails to send or to receive once this process is gone. A KsymError
+    or OSError that the function raises is sent. ``close`` ends it and what it has started.
+    OSError if it cannot be started.
     """
 
     def __init__(
@@ -192,10 +193,6 @@ class Worker(Connection):
             self.close()
             raise
 
-    def fileno(self) -> int:
-        """Readable when something has come; -1 when nothing will any more."""
-        return -1 if self._is_over else super().fileno()
-
     def close(self) -> None:
         """End the process; idempotent."""
         super().close()
@@ -207,7 +204,7 @@ class Worker(Connection):
 
 
 def ask(question: Callable[[], Answer], seconds: float) -> Answer:
-    """What ``question`` returns, asked in a forked process.
+    """What ``question`` returns, called in a forked process.
 
     TimeoutError if it takes too long, EOFError if the process died.
     """
@@ -228,7 +225,7 @@ def run(module: str, function: str, fd: str) -> None:
 
 
 def _serve(serve: Callable[[Connection], None], owner: Connection) -> None:
-    # Its owner may have ended, or have no need of it any more.
+    # The owner may have ended, or have closed its end.
     with contextlib.suppress(EOFError, ConnectionError):
         try:
             serve(owner)
@@ -300,9 +297,9 @@ def _has_ended(process: subprocess.Popen[bytes] | Forked, seconds: float) -> boo
 
 
 class Child:
-    """A program of others, such as perf, from its start on; ``log`` is the file for its output.
+    """A program such as perf or py-spy, from its start on; ``log`` is the file for its output.
 
-    It ends when this process does, however that ends: py-spy may not hold a process for
+    It ends when this process does, however that ends: py-spy must not stop a process for
     ever. KsymError if it cannot be run.
     """
 
@@ -345,16 +342,16 @@ class Child:
         return self._process.poll()
 
     def wait_for(self, words: bytes) -> bool:
-        """Wait until it prints them; False if it ended without, or it takes too long."""
+        """Wait until it prints these; False if it ended without, or it takes too long."""
         return self.wait_until(lambda: self._has_printed(words)) or self._has_printed(words)
 
-    def wait_until(self, is_so: Callable[[], bool]) -> bool:
-        """Wait until it is so; False if the child ended, or was ended as it takes too long."""
-        until = time.monotonic() + _START_SECONDS
-        while not is_so():
+    def wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for a condition; False if the child ended, or was ended as it takes too long."""
+        give_up = time.monotonic() + _START_SECONDS
+        while not condition():
             if self.status is not None:
                 return False
-            if time.monotonic() > until:
+            if time.monotonic() > give_up:
                 self.kill()
                 return False
             time.sleep(_STEP_SECONDS)

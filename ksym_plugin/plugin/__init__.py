@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from ksym_hooks import PluginWarning, hookimpl
 from ksym_plugin.plugin.follower import Follower
-from ksym_plugin.sources import AUTO, open_source
-from ksym_plugin.sources import names as built_in
+from ksym_plugin.sources import AUTO, NAMES, open_source
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import Loss, Reason
 
@@ -85,7 +84,7 @@ def _open() -> Source:
     """What $KSYM_SOURCE names; without it the best built-in source, then third parties'."""
     wanted = os.environ.get(SOURCE, AUTO)
     others = _third_party_sources()
-    if wanted in others and wanted not in built_in():
+    if wanted in others and wanted not in NAMES:
         return others[wanted]()
     try:
         return open_source(wanted)[0]

@@ -5,64 +5,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 from ksym_plugin.timeline.errors import SourceError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ksym_plugin.timeline.tracker import Source
 
 AUTO = "auto"
+#: The best first: this is the order in which ``auto`` tries them.
+NAMES = ("kprobe", "fentry", "perf_event", "polling")
 
 
-class Attempt:
+class Attempt(NamedTuple):
     """A source that did not start: why, and what to do about it."""
 
-    __slots__ = ("name", "problem", "remedy")
-
-    def __init__(self, name: str, problem: str, remedy: str) -> None:
-        self.name = name
-        self.problem = problem
-        self.remedy = remedy
-
-
-def _kprobe(ring_bytes: int | None) -> Source:
-    from ksym_plugin.sources.kprobe import KprobeSource
-
-    return KprobeSource(ring_bytes)
-
-
-def _fentry(ring_bytes: int | None) -> Source:
-    from ksym_plugin.sources.fentry import FentrySource
-
-    return FentrySource(ring_bytes)
-
-
-def _perf_event(_: int | None) -> Source:
-    from ksym_plugin.sources.perf_event import PerfEventSource
-
-    return PerfEventSource()
-
-
-def _polling(_: int | None) -> Source:
-    from ksym_plugin.sources.polling import PollingSource
-
-    return PollingSource()
-
-
-#: Name and constructor, the best first: this is the order in which ``auto`` tries them.
-_SOURCES: tuple[tuple[str, Callable[[int | None], Source]], ...] = (
-    ("kprobe", _kprobe),
-    ("fentry", _fentry),
-    ("perf_event", _perf_event),
-    ("polling", _polling),
-)
-
-
-def names() -> list[str]:
-    """The sources there are, the best first."""
-    return [name for name, _ in _SOURCES]
+    name: str
+    problem: str
+    remedy: str
 
 
 def open_source(name: str = AUTO, ring_bytes: int | None = None) -> tuple[Source, list[Attempt]]:
@@ -74,18 +34,37 @@ def open_source(name: str = AUTO, ring_bytes: int | None = None) -> tuple[Source
     tried with its reason, when none starts.
     """
     attempts: list[Attempt] = []
-    for known, construct in _SOURCES:
+    for known in NAMES:
         if name not in (AUTO, known):
             continue
         try:
-            return construct(ring_bytes), attempts
+            return _start(known, ring_bytes), attempts
         except SourceError as error:
             attempts.append(Attempt(known, error.problem, error.remedy))
     if not attempts:
         raise SourceError(
-            f"there is no event source called {name}", f"use {', '.join([AUTO, *names()])}"
+            f"there is no event source called {name}", f"use {', '.join([AUTO, *NAMES])}"
         )
     raise _none_started(attempts)
+
+
+def _start(name: str, ring_bytes: int | None) -> Source:
+    """The source of that name, started. Only its own modules are imported."""
+    if name == "kprobe":
+        from ksym_plugin.sources.kprobe import KprobeSource
+
+        return KprobeSource(ring_bytes)
+    if name == "fentry":
+        from ksym_plugin.sources.fentry import FentrySource
+
+        return FentrySource(ring_bytes)
+    if name == "perf_event":
+        from ksym_plugin.sources.perf_event import PerfEventSource
+
+        return PerfEventSource()
+    from ksym_plugin.sources.polling import PollingSource
+
+    return PollingSource()
 
 
 def _none_started(attempts: list[Attempt]) -> SourceError:

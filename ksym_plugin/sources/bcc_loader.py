@@ -1,7 +1,7 @@
 """bpf/ksym_events.c, compiled and loaded by bcc in a process of its own.
 
-So the compiler and its 130 MB go when it is done, what it prints is read by the parent, and
-what bcc keeps until a process ends ends at once.
+So the compiler's 130 MB are given back at once, as is all that bcc keeps until its process
+ends; and this process reads what it prints.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SYSTEM = (
     "/usr/lib/python3*/site-packages",
     "/usr/lib64/python3*/site-packages",
 )
-#: What iovisor's has, and no other.
+#: A file that iovisor's bcc has, and no other package of that name.
 _MARK = "libbcc.py"
-#: The system's is imported under a name of its own: ``bcc`` may be somebody else's here.
+#: The system's is imported under this name: ``bcc`` may be another package here.
 _PRIVATE_NAME = "ksym_plugin._system_bcc"
 _INSTALL = (
     "install iovisor's bindings (Debian and Ubuntu: apt install python3-bpfcc; "
@@ -40,7 +40,7 @@ _INSTALL = (
 )
 _SOURCE = "ksym_events.c"
 _KERNEL_BTF = "/sys/kernel/btf/vmlinux"
-#: How much of what bcc and its compiler print is looked at, and how much of it repeated.
+#: How much of what bcc and its compiler print is read, and how much of it is quoted.
 _MOST_OUTPUT = 65536
 _LONGEST_QUOTE = 200
 _NO_HEADERS = "kernel headers"
@@ -144,7 +144,7 @@ def load() -> ModuleType:
 
 
 def _here() -> tuple[str, str]:
-    """Where this Python's own bcc is if it is iovisor's; and if not, where that other one is."""
+    """The folder of this Python's bcc if it is iovisor's; else "" and where the other one is."""
     from importlib.machinery import PathFinder
 
     spec = PathFinder.find_spec("bcc", sys.path)
@@ -182,8 +182,8 @@ def _import(name: str, folder: str) -> ModuleType:
         raise ImportError(f"no module in {file}")
     module = module_from_spec(spec)
     sys.modules[name] = module
-    # Written for another Python: this one may warn of its strings, and must not leave its
-    # compiled files among the distribution's.
+    # It is written for another Python: this one may warn of its strings, and must not leave
+    # compiled files in the distribution's folder.
     writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         with warnings.catch_warnings():
@@ -211,7 +211,7 @@ def source_text() -> str:
 
 
 def layout_flags(path: str = _KERNEL_BTF) -> list[str]:
-    """What the source wants to know of the kernel's structures; nothing without BTF."""
+    """The offsets in the kernel's structures that the source needs; none without BTF."""
     try:
         with open(path, "rb") as file:
             blob = file.read()

@@ -63,7 +63,7 @@ class DetailsProcess:
         return self._worker.fileno()
 
     def wait(self, seconds: float = _FIRST_WAIT) -> None:
-        """Until no new program is missed any more; not longer than that, come what may."""
+        """Wait until no new program is missed any more, ``seconds`` at most."""
         give_up = time.monotonic() + seconds
         early: list[ProgramDetails] = []
         while not self._listens and self.fileno() >= 0:
@@ -88,7 +88,7 @@ class DetailsProcess:
         return found
 
     def finish(self) -> list[ProgramDetails]:
-        """What the process still has, which then ends."""
+        """What the process still has; then it ends."""
         self._worker.finish()
         give_up = time.monotonic() + _LAST_WAIT
         rest: list[ProgramDetails] = []
@@ -101,7 +101,7 @@ class DetailsProcess:
         return rest
 
     def summary(self) -> str:
-        """Of how many programs the lines were read, and what that has cost, in a sentence."""
+        """A sentence: of how many programs the lines were read, and the CPU time that took."""
         there, gone = self.counts.get("", 0), self.counts.get(GONE, 0)
         text = f"source lines of {there} of {there + gone} programs"
         if there + gone:
@@ -124,7 +124,7 @@ def watch(recorder: Connection) -> None:
 
 
 class Watch:
-    """New programs from the kernel's records, else from the ids; the old ones between."""
+    """New programs, by the kernel's records or else by their ids; older ones in between."""
 
     def __init__(self, recorder: Connection) -> None:
         self._recorder = recorder
@@ -138,7 +138,7 @@ class Watch:
         self._last_id = max(self._backlog, default=0)
 
     def run(self) -> None:
-        """Until the other end asks for the rest."""
+        """Send programs until the recorder asks for the rest."""
         self._post(LISTENING)
         is_prompt = False
         while not self._is_over():
@@ -189,7 +189,7 @@ class Watch:
                 self._last_id = prog_id
 
     def _take_fresh(self) -> None:
-        """Open what is new, as many as may be open, and then read it."""
+        """Open new programs, as many as may be open, and then read them."""
         open_programs: deque[tuple[int, int]] = deque()
         try:
             while self._fresh and len(open_programs) < _MOST_OPEN:

@@ -2,9 +2,9 @@
 
 Uevents wake, and /proc/modules says which module is where: it is compared with what was
 there before. A module's load is reported once its functions are known, which another
-process finds out, with the times at which it was seen; its unload, at once. The code for
-its init alone is a symbol of its own, which goes when that is over: the kernel gives its
-place to others while the module lives.
+process finds out, with the times at which it was seen; its unload, at once. The code of
+its init function is a symbol of its own, which ends when that returns: the kernel gives its
+memory to others while the module lives.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Module:
     was_asked_again: bool = False
 
     def is_ready(self) -> bool:
-        """Whether no more is to be learned of it before its functions are asked for."""
+        """Whether all is known that its functions are asked for with."""
         return self.build_id is not None or self.unload is not None or self.listed.state != LOADING
 
     def may_be_asked_again(self) -> bool:
@@ -65,7 +65,7 @@ class Module:
         return is_first and self.unload is None
 
     def drop_init(self) -> None:
-        """Forget the sections of an init that was over before anybody looked."""
+        """Forget the sections of an init function that had returned before the first look."""
         if self.init_end is not None:
             rest = {name: at for name, at in self.sections.items() if not name.startswith(_INIT)}
             self.sections = rest
@@ -97,9 +97,9 @@ class Module:
 
 
 class Modules:
-    """Follows modules from its construction on; SourceError if the kernel does not let it.
+    """Follows modules from its construction on; SourceError if the kernel does not allow it.
 
-    ``earlier`` are lifetimes that an earlier session left open, ``since`` when that ended.
+    ``earlier`` are lifetimes that an earlier session left open; it ended at ``since``.
     """
 
     def __init__(
@@ -111,19 +111,19 @@ class Modules:
         uevents: Uevents | None = None,
         reader: FunctionReader | None = None,
     ) -> None:
-        #: What a user should know of modules that are not in the history.
+        #: Sentences about modules that are not in the history.
         self.notes: list[str] = []
         self._listing = listing
         self._sysfs = sysfs
         self._since = since
         self._last_look = since
         self._modules: dict[str, Module] = {}
-        #: Those whose functions are to be asked for, and those whose are, in that order.
+        #: Those whose functions are to be asked for, and those whose have been asked for.
         self._waiting: list[Module] = []
         self._asked: list[Module] = []
         #: Names of those whose functions will not be known.
         self._unknown: list[str] = []
-        #: Whose "remove" was not read yet when the list had them no more.
+        #: Those that were no longer listed before their "remove" event was read.
         self._unannounced: set[str] = set()
         self._earlier: dict[str, Lifetime] = {}
         self._reader = reader or FunctionReader()
@@ -206,16 +206,16 @@ class Modules:
         return changes
 
     def _removed(self, events: list[tuple[bool, str]], listed: dict[str, Listed]) -> set[str]:
-        """The modules that went, by their events; one being torn down is not listed any more."""
+        """The modules that went, by their events; one that is being unloaded leaves ``listed``."""
         removed = {name for is_added, name in events if not is_added}
-        # Of what the list had lost already, the event came late.
+        # Of what was no longer listed before, the event came late.
         late = removed & self._unannounced
         removed -= late
         self._unannounced -= late
-        # They came and went between two looks: where they were nobody knows.
+        # They came and went between two looks: where they were is not known.
         self._unknown += sorted(removed.difference(self._modules))
         for name in removed.intersection(listed):
-            # It is torn down already, or there again.
+            # It is being unloaded, or was loaded again.
             if listed[name].state == UNLOADING:
                 del listed[name]
         return removed
@@ -257,12 +257,12 @@ class Modules:
         return changes
 
     def _end_of(self, lifetime: Lifetime, latest: int) -> Unload:
-        """The unload of what had gone when this session began."""
+        """The unload of a module that had gone when this session began."""
         symbol = lifetime.symbol
         return Unload(symbol.start, max(self._since, lifetime.loaded_earliest), latest, symbol.name)
 
     def _read_sections(self) -> None:
-        """Note where the sections of new modules are: these may be gone before anybody asks."""
+        """Note where new modules' sections are: a module may be gone before it is asked about."""
         for module in self._waiting[:_MOST_SECTIONS]:
             if module.unload is None and module.build_id is None:
                 folder = f"{self._sysfs}/{module.listed.name}"
@@ -272,7 +272,7 @@ class Modules:
                     module.sections = module_sections(module.listed.name, self._sysfs)
 
     def _ask(self) -> list[Change]:
-        """Ask for the functions of those modules of which enough is known."""
+        """Ask for the functions of the modules that are ready."""
         if self._reader.fileno() >= 0 or not self._waiting:
             return []
         self._asked = [module for module in self._waiting if module.is_ready()]
@@ -287,7 +287,7 @@ class Modules:
         return []
 
     def _take(self, answers: list[Answer]) -> list[Change]:
-        """The changes that had to wait for these answers; with none, there are none."""
+        """The changes that had to wait for these answers."""
         changes: list[Change] = []
         asked, self._asked = self._asked, []
         for module, answer in zip_longest(asked, answers[: len(asked)]):
