@@ -45,7 +45,7 @@ _CLOCKS = {b"0": REALTIME, b"1": MONOTONIC, b"7": BOOTTIME}
 
 
 def lifetimes() -> list[Lifetime]:
-    """What BPF symbols the kernel holds now. SourceError if it does not tell."""
+    """The BPF symbols that are loaded now. SourceError if the kernel does not list them."""
     taken = snapshot.take()
     if taken.limit:
         say(taken.limit)
@@ -53,7 +53,7 @@ def lifetimes() -> list[Lifetime]:
 
 
 def timeline() -> Timeline | None:
-    """The same as a timeline; None, with a message, if the kernel does not tell."""
+    """The same as a timeline; None, with a message, if the kernel does not list them."""
     current = Timeline()
     try:
         for lifetime in lifetimes():
@@ -129,9 +129,9 @@ def open_kernel(
 
 
 def vmlinux_for_data(path: str | None, with_lines: bool, data_path: str | None) -> str | None:
-    """The file to name to the handler: ``path``, or what a debuginfod server has.
+    """The kernel's file for the handler: ``path``, or what a debuginfod server has.
 
-    ElfError where ``path`` cannot be of the kernel that the data tells of. Servers are asked
+    ElfError where ``path`` is not of the kernel that was recorded. Servers are asked
     only if lines are wanted and there are some. If they fail, that is a message, no error.
     """
     recorded = data.read(data_path or "perf.data")
@@ -216,7 +216,7 @@ def open_text(path: str) -> Iterator[Text]:
 
 @contextlib.contextmanager
 def renamer(
-    text: Text, history: str | None, clock: str | None, tell: Callable[[str], None] = say
+    text: Text, history: str | None, clock: str | None, message: Callable[[str], None] = say
 ) -> Iterator[Renamer | None]:
     """A renamer of a text's frames by the history; None if there is no history."""
     path = locate.find(history, None)
@@ -230,8 +230,8 @@ def renamer(
             "record with: perf record -k CLOCK_MONOTONIC",
         )
     origin = locate.Origin("text", release=text.release, host=text.host)
-    with session.open_history(path, tell, origin) as opened:
-        yield opened.renamer(chosen, partial(kallsyms, needed=False))
+    with session.open_history(path, message, origin) as of_boot:
+        yield of_boot.renamer(chosen, partial(kallsyms, needed=False))
 
 
 def live_renamer() -> Renamer:

@@ -190,7 +190,7 @@ def record(
             _suggest_perf_support(pid)
         say(f"sampling process {pid}{f' for {duration:g} s' if duration else ''}")
         goes_on = samplers.run(duration)
-        # py-spy first: a process that it holds would never end.
+        # py-spy first: a process that it has stopped would never end.
         samplers.stop()
         if started is not None:
             if not goes_on:

@@ -45,7 +45,7 @@ _TAIL = 1 << 13
 #: How long it may then take to write its file, as it may have the process stopped.
 _STUCK_SECONDS = 5.0
 _SAMPLING = b"Sampling process"
-#: What a folder of ``ksym pyspy record --keep`` holds.
+#: The files in the folder of ``ksym pyspy record --keep``.
 PERF_DATA = "perf.data"
 PYSPY = "pyspy.json"
 LOG = "pyspy.log"

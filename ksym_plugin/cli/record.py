@@ -100,11 +100,11 @@ def command(
     """
     retention = Retention(max_age, max_size)
     # Compiling a probe takes seconds, and until then Ctrl-C ends this as any program.
-    opened, attempts = open_source(source, ring_bytes)
-    with Signals() as signals, contextlib.closing(opened):
-        if ring_bytes is not None and "ring_bytes" not in opened.stats():
-            say(f"{opened.name} has no ring to be sized: --ring changes nothing")
-        status = _record(output, opened, attempts, seconds, retention, command, signals, stats)
+    changes, attempts = open_source(source, ring_bytes)
+    with Signals() as signals, contextlib.closing(changes):
+        if ring_bytes is not None and "ring_bytes" not in changes.stats():
+            say(f"{changes.name} has no ring to be sized: --ring changes nothing")
+        status = _record(output, changes, attempts, seconds, retention, command, signals, stats)
     ctx.exit(status)
 
 
@@ -140,7 +140,7 @@ def _record(
     signals: Signals,
     stats: bool,
 ) -> int:
-    """Record into ``output``, from its opening to its closing; the exit status."""
+    """Open ``output``, record into it and close it; returns the exit status."""
     with contextlib.ExitStack() as stack:
         details = _details(stack)
         if stats:
@@ -237,14 +237,14 @@ def _announce(output: str, source: Source, attempts: list[Attempt], clock: PerfC
 
 @dataclass
 class Run:
-    """One recording at work, alone or beside a command, until ``until`` at the latest."""
+    """Runs a recorder, alone or beside a command, until ``until`` (ns) at the latest."""
 
     recorder: Recorder
     writer: HistoryWriter
     retention: Retention
     signals: Signals
     until: int | None
-    #: Errors that a message has told of.
+    #: The errors that a message was printed for.
     reported: tuple[type[KsymError], ...] = ()
 
     def until_stopped(self) -> int:

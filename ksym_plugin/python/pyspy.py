@@ -153,7 +153,7 @@ def _thread_id(digits: str) -> tuple[int, bool]:
 
 
 def function_frame(name: str, file: str) -> str:
-    """A Python function as folded stacks write it, so that they tell it by its file."""
+    """A Python function as folded stacks write it; its file marks it as one of Python's."""
     name, file = for_stacks(name), for_stacks(file)
     if file.endswith(".py") or file.startswith("<"):
         return f"{name} ({file})"
@@ -323,7 +323,7 @@ def starting(log: Log, found: list[Round], is_alone: bool) -> int:
     """How many of a process's first rounds gave no sample, as py-spy only looked at it.
 
     In the last of them it looks up the names of threads for the first time; if it reads
-    several processes, the log does not tell for which.
+    several processes, the log does not say for which.
     """
     if not is_alone or not log.named:
         return min(1, len(found))

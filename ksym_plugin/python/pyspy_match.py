@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ksym_plugin.python.pyspy import Log, Profile, Round, Stack, Thread
 
-#: Neighbours further apart than so many mean intervals do not tell what ran between them.
+#: Neighbours further apart than so many mean intervals say nothing of the time between them.
 FARTHEST = 4
 #: Some rounds give no sample: py-spy is ended in one, or fails, or stops a thread that just
 #: begins or ends. So many at the end are normal. Others may be anywhere, and with too many
@@ -86,7 +86,7 @@ def date(
     """The time of every sample.
 
     ``shift`` turns ns of UTC into CLOCK_MONOTONIC; ``outer`` turns ids of threads in a PID
-    namespace into perf's and the log's; ``has_idle`` says that py-spy was surely told
+    namespace into perf's and the log's; ``has_idle`` says that py-spy certainly ran with
     --idle. KsymError if log and samples do not fit.
     """
     has_idle = has_idle or log.settings.get("include_idle") == "true"
