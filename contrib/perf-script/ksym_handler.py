@@ -37,10 +37,10 @@ def _load():
             sys.path.insert(0, os.path.abspath(folder))
             break
     try:
-        from ksym_plugin.perf import events
+        from ksym_plugin.perf import program
     except ImportError as error:
         sys.exit(f"ksym: {error}; run this through ksym script, or set PYTHONPATH")
-    return events
+    return program
 
 
 _handler = _load().start(sys.argv[1:])

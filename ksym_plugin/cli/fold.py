@@ -14,7 +14,7 @@ from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.kernel.worker import Worker
 from ksym_plugin.perf import text as grammar
-from ksym_plugin.perf.fold import Folder, Options, Sums
+from ksym_plugin.perf.fold import Folder, FoldOptions, Sums
 from ksym_plugin.stacks.names import decode_name
 from ksym_plugin.timeline.errors import KsymError
 
@@ -70,7 +70,7 @@ def _sample_after(file: IO[bytes], at: int, size: int) -> int:
 
 def fold(
     folder: Folder,
-    how: Options,
+    how: FoldOptions,
     path: str,
     parts: list[Range],
     naming: Naming,
@@ -110,14 +110,14 @@ def _result(worker: Worker) -> Folded:
 
 
 def _first_event(path: str) -> bytes | None:
-    probe = Folder(Options())
+    probe = Folder(FoldOptions())
     with open(path, "rb") as file:
         while probe.event is None and (chunk := file.read(_CHUNK)):
             probe.feed(chunk)
     return probe.event
 
 
-def _fold_part(how: Options, path: str, part: Range, naming: Naming) -> Folded:
+def _fold_part(how: FoldOptions, path: str, part: Range, naming: Naming) -> Folded:
     begin, end = part
     with inputs.open_text(path) as text, inputs.renamer(text, *naming, _say_nothing) as renamer:
         folder = Folder(how, renamer)
@@ -185,7 +185,7 @@ def command(
     The options are those of stackcollapse-perf.pl. Where there is a history, kernel
     frames are repaired first, as by ksym annotate, whose output is taken as well.
     """
-    how = Options(
+    how = FoldOptions(
         kernel=kernel or every,
         jit=jit or every,
         event=event.encode("utf-8", "surrogateescape") if event else None,

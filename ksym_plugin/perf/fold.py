@@ -53,7 +53,7 @@ _NO_ANSWER = (b"", b"??", b"??:??:0")
 _SECONDS = 120
 
 
-class Options:
+class FoldOptions:
     """How to fold; by default as stackcollapse-perf.pl does.
 
     ``kernel``, ``bpf`` and ``jit`` mark such frames with ``_[k]``, ``_[b]`` and ``_[j]``; BPF
@@ -131,7 +131,7 @@ def _output_of(*words: str | bytes) -> bytes:
     return done.stdout
 
 
-def format_frame(frame: FrameLine, how: Options, is_java: bool) -> bytes:
+def format_frame(frame: FrameLine, how: FoldOptions, is_java: bool) -> bytes:
     """A frame's part of a folded stack; empty if it has none.
 
     Functions that a JIT compiler has inlined become frames of their own, outermost first.
@@ -183,13 +183,13 @@ def _without_arguments(name: bytes) -> bytes:
     return name
 
 
-def _in_file(frame: FrameLine, dso: bytes, how: Options) -> bytes:
+def _in_file(frame: FrameLine, dso: bytes, how: FoldOptions) -> bytes:
     """A frame without a symbol."""
     file = b"unknown" if dso in (UNKNOWN, b"") else dso.rpartition(b"/")[2]
     return b"[%s <%s>]" % (file, frame.digits) if how.addrs else b"[%s]" % file
 
 
-def _suffix(frame: FrameLine, dso: bytes, how: Options) -> bytes:
+def _suffix(frame: FrameLine, dso: bytes, how: FoldOptions) -> bytes:
     if how.bpf and is_bpf(frame):
         return b"_[b]"
     if how.kernel and is_kernel(frame):
@@ -232,7 +232,7 @@ class Pieces(dict[bytes, "bytes | None"]):
     folded, so the text is also cached by what is left without them.
     """
 
-    def __init__(self, options: Options, is_java: bool) -> None:
+    def __init__(self, options: FoldOptions, is_java: bool) -> None:
         super().__init__()
         self._how = options
         self._is_java = is_java
@@ -296,13 +296,13 @@ class Sums:
         return (b"%s %d\n" % (stack, self.counts[stack]) for stack in sorted(self.counts))
 
 
-class Folder(text.Reader):
+class Folder(text.TextReader):
     """Text in by ``feed``, ``close`` at its end; ``sums`` is the result.
 
     With a ``renamer`` kernel frames are repaired first.
     """
 
-    def __init__(self, options: Options, renamer: Renamer | None = None) -> None:
+    def __init__(self, options: FoldOptions, renamer: Renamer | None = None) -> None:
         super().__init__()
         self.sums = Sums()
         #: The event that is counted, once it is known.

@@ -1,4 +1,4 @@
-"""The handler as a program of its own: under perf's Python module, or over perf's text.
+"""How the handler starts: inside a perf that embeds Python, or as a program of its own.
 
 perf once embedded Python and called a script's functions. It now starts scripts as
 programs, which ``import perf`` and drive a session themselves; what that module offers is
@@ -8,12 +8,15 @@ still what ``perf script`` prints.
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import stat
 import struct
 import sys
 
-from ksym_plugin.perf.handler import Handler
+from ksym_plugin.perf import data
+from ksym_plugin.perf.handler import Handler, Options, parse
 from ksym_plugin.perf.output import give_up_output, say
 from ksym_plugin.timeline.errors import KsymError
 
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import IO, Any, Protocol
 
-    from ksym_plugin.perf.handler import Options
     from ksym_plugin.perf.repaint import Renamer
 
     class Evsel(Protocol):
@@ -63,11 +65,40 @@ if TYPE_CHECKING:
         sym_end: int | None
 
 
+#: Built into perf's own interpreter and no other.
+_PERF_MODULE = "perf_trace_context"
 _PIECE = 1 << 20
 #: What the module gives for a frame or a file without a name.
 _UNKNOWN = "[unknown]"
 #: The beginning of a perf_event_attr: type, size, config, sample_period, sample_type.
 _ATTR = struct.Struct("=IIQQQ")
+
+
+def start(arguments: list[str]) -> Handler:
+    """The handler for the perf this runs inside of; exits with a sentence if it cannot be.
+
+    Where there is no perf around it, it is a program: that runs, and exits at its end.
+    """
+    is_embedded = _PERF_MODULE in sys.builtin_module_names
+    options = parse(arguments, is_embedded)
+    _prepare()
+    try:
+        if is_embedded:
+            return Handler(options, data.path_of_running_perf())
+        sys.exit(run(options))
+    except KsymError as error:
+        say(str(error))
+        sys.exit(1)
+
+
+def _prepare() -> None:
+    """Set up the interpreter, which does nothing but handle samples."""
+    # Every sample is a tree of dicts without cycles: looking for some costs a twentieth.
+    gc.disable()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # As perf itself: a closed pipe ends it.
+    if sys.stdout is None:  # closed by whoever started perf
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for good
+    sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
 
 
 def run(options: Options) -> int:
@@ -164,7 +195,7 @@ def _print(stream: IO[bytes], form: str, renamer: Renamer) -> None:
     from ksym_plugin.perf import fold
     from ksym_plugin.stacks import flamegraph, folded, speedscope
 
-    folder = fold.Folder(fold.Options(kernel=True, bpf=form != "folded"), renamer)
+    folder = fold.Folder(fold.FoldOptions(kernel=True, bpf=form != "folded"), renamer)
     for piece in _pieces(stream):
         folder.feed(piece)
     folder.close()

@@ -309,7 +309,7 @@ class Weights(dict[bytes, int]):
         return weight
 
 
-class Annotator(text.Reader):
+class Annotator(text.TextReader):
     """Text in, text out. ``feed`` takes any piece of it, ``close`` gives its end."""
 
     def __init__(self, renamer: Renamer) -> None:

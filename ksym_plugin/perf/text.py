@@ -326,7 +326,7 @@ def _opening(line: bytes, start: int, end: int) -> int | None:
     return last + 1 if last >= 0 else None
 
 
-class Reader:
+class TextReader:
     """Reads text, fed in pieces of any size, by line or by whole sample.
 
     A subclass says what becomes of a sample's beginning, a blank line, a frame and any other

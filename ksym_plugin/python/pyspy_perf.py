@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from ksym_plugin.perf import text
-from ksym_plugin.perf.fold import Options, format_frame, format_task
+from ksym_plugin.perf.fold import FoldOptions, format_frame, format_task
 from ksym_plugin.perf.text import Cutter
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _REFERENCE = re.compile(
 )
 _MONOTONIC = b"1"
 _SECOND = 1_000_000_000
-_OPTIONS = Options(kernel=True, bpf=True)
+_OPTIONS = FoldOptions(kernel=True, bpf=True)
 #: Where a thread is while py-spy has it stopped (kernel/signal.c).
 _STOPPED = re.compile(rb"ptrace_stop|ptrace_do_notify|ptrace_notify|do_jobctl_trap")
 #: How many formatted lines are kept.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin.kernel.kallsyms import Kallsyms
-from ksym_plugin.perf.fold import Folder, Options
+from ksym_plugin.perf.fold import Folder, FoldOptions
 from ksym_plugin.perf.repaint import Annotator, Renamer
 from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import load, timeline_of, unload
@@ -53,7 +53,7 @@ def annotated(text: bytes, by: Renamer | None = None, piece: int = 1 << 20) -> b
 def folder_of(
     text: bytes, by: Renamer | None = None, piece: int = 1 << 20, **how: object
 ) -> Folder:
-    folder = Folder(Options(**how), by)  # type: ignore[arg-type]
+    folder = Folder(FoldOptions(**how), by)  # type: ignore[arg-type]
     for at in range(0, len(text), piece):
         folder.feed(text[at : at + piece])
     folder.close()

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.cli import fold
-from ksym_plugin.perf.fold import Folder, Options, Sums, format_function
+from ksym_plugin.perf.fold import Folder, FoldOptions, Sums, format_function
 from ksym_plugin.perf.namer import Tally
 from ksym_plugin.perf.repaint import Renamer
 from ksym_plugin.timeline.errors import HistoryError, KsymError
@@ -276,7 +276,7 @@ def in_parts(
 ) -> None:
     """Fold two parts, with another function for what a part's process does."""
     monkeypatch.setattr(fold, "_fold_part", part)
-    how = Options(event=b"cycles")
+    how = FoldOptions(event=b"cycles")
     fold.fold(Folder(how), how, os.devnull, [(0, 1), (1, 2)], (None, None), by)
 
 

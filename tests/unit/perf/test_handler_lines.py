@@ -206,7 +206,7 @@ def test_readers_of_perf_s_text_see_no_more_than_without(
 
 
 def folded(printed: bytes) -> list[bytes]:
-    folder = fold.Folder(fold.Options())
+    folder = fold.Folder(fold.FoldOptions())
     folder.feed(printed)
     folder.close()
     assert folder.sums.unparsed == 0
