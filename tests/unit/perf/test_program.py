@@ -174,7 +174,7 @@ def test_text_of_a_perf_data_is_on_its_clock(place: Path) -> None:
         renamer = handler.renamer()
         renamer.begin(header)
         place_of = handler._session.clock_map.to_monotonic
-        assert renamer._place() == (place_of(clock, first), place_of(clock, last))
+        assert renamer._monotonic_window() == (place_of(clock, first), place_of(clock, last))
     for clockids in (4,), (1, 7):
         handler.recorded.attrs = {str(one): attr(clockid=one) for one in clockids}
         with pytest.raises(KsymError, match="clock"):
