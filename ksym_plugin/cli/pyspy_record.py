@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ksym_plugin.cli.output import say
-from ksym_plugin.cli.signals import NOT_RUN, STOPS, not_run_status, pass_on, shell_status
+from ksym_plugin.cli.signals import NOT_RUN, STOPS, not_run_status
 from ksym_plugin.kernel.worker import Child, Forked
 from ksym_plugin.python.pyspy import AGAIN
 from ksym_plugin.timeline.errors import KsymError
@@ -106,10 +106,7 @@ class Command:
 
     def wait(self) -> int:
         """Wait for its end; its exit status as a shell has it."""
-        while not self._is_over():
-            select.select([self._signals.fd], [], [])
-            pass_on(self._signals.take(), self._process)
-        return shell_status(self._process.poll() or 0)
+        return self._signals.wait(self._process)
 
     def _is_over(self) -> bool:
         return self._process.poll() is not None

@@ -270,7 +270,7 @@ class Run:
             # The command is the user's, and the error is none of its own: it goes on.
             say(f"{error}; recording has stopped, {command[0]} goes on")
             self.reported = (KsymError,)
-            self._wait(child)
+            self.signals.wait(child)
             return _FAILED
         return shell_status(child.returncode)
 
@@ -280,12 +280,6 @@ class Run:
                 child.terminate()
                 self.until = None
             pass_on(self._step(), child)
-
-    def _wait(self, child: subprocess.Popen[bytes]) -> None:
-        while child.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(0.1)
-            pass_on(self.signals.take(), child)
 
     def _step(self) -> set[int]:
         """Record until something is due; the signals that arrived."""

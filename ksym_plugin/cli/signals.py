@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,14 @@ class Signals:
                 arrived.update(os.read(self.fd, 4096))
         return arrived
 
+    def wait(self, child: subprocess.Popen[bytes] | Forked) -> int:
+        """Wait until a command ends; stop signals are passed on. Its status as a shell has it."""
+        while (status := child.poll()) is None:
+            # SIGCHLD makes it readable too.
+            select.select([self.fd], [], [])
+            pass_on(self.take(), child)
+        return shell_status(status)
+
 
 def shell_status(returncode: int) -> int:
     """A command's exit status as a shell has it, from Popen's."""
@@ -86,7 +95,7 @@ def pass_on(arrived: set[int], child: subprocess.Popen[bytes] | Forked) -> None:
 
 
 def _is_foreground() -> bool:
-    """Whether a Ctrl-C on the terminal reaches this process and those it started."""
+    """Whether a Ctrl-C on the terminal reaches this process and those it has started."""
     try:
         fd = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
