@@ -89,9 +89,10 @@ class Recorder:
                 return
             ready = poller.poll(self.wait_ms(now, until))
             self.step()
-            if any(self._is_of_modules(fd) for fd, _ in ready):
+            descriptors = {fd for fd, _ in ready}
+            if self._modules is not None and self._modules.fileno() in descriptors:
                 self._follow_modules()
-            if any(fd == stop_fd for fd, _ in ready):
+            if stop_fd in descriptors:
                 return
 
     def step(self) -> None:
@@ -151,9 +152,6 @@ class Recorder:
         self._follow_modules()
         unsettled = None if self._modules is None else self._modules.unsettled
         self._writer.commit(self.covered if unsettled is None else min(self.covered, unsettled))
-
-    def _is_of_modules(self, fd: int) -> bool:
-        return self._modules is not None and self._modules.fileno() == fd
 
     def _follow_modules(self, is_over: bool = False) -> None:
         """Apply the changes of modules, which do not count as BPF's."""

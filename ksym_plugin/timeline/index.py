@@ -74,7 +74,7 @@ class Bucket:
 
 
 def loaded_by(lifetimes: list[Lifetime], time: int) -> int:
-    """How many of ``lifetimes``, which are in load order, were surely loaded by ``time``."""
+    """How many of ``lifetimes``, in load order, were surely loaded by ``time``."""
     low, high = 0, len(lifetimes)
     while low < high:
         middle = (low + high) // 2
@@ -86,7 +86,7 @@ def loaded_by(lifetimes: list[Lifetime], time: int) -> int:
 
 
 def insertion_point(lifetimes: list[Lifetime], lifetime: Lifetime) -> int:
-    """The index at which one more belongs into ``lifetimes``, which are in load order."""
+    """Where to insert one more into ``lifetimes``, which are in load order."""
     latest, prog_id = lifetime.loaded_latest, lifetime.prog_id
     at = loaded_by(lifetimes, latest)
     while prog_id is not None and at:

@@ -171,7 +171,7 @@ class Tracker:
         self._now = now
         self._note = note
         self._lock = lock
-        self._kept = 0
+        self._count_at_expiry = 0
 
     def read(self, source: Readable) -> None:
         """Apply the source's changes."""
@@ -235,10 +235,10 @@ class Tracker:
     def forget(self, now: int) -> None:
         """Keep memory bounded: drop what ended long ago, and make that time a gap."""
         with self._lock:
-            if self.timeline.count - self._kept > MEMORY_COUNT:
+            if self.timeline.count - self._count_at_expiry > MEMORY_COUNT:
                 self.timeline.expire(now - MEMORY_SPAN)
                 self.timeline.apply(Loss(0, now - MEMORY_SPAN, "forgotten"))
-                self._kept = self.timeline.count
+                self._count_at_expiry = self.timeline.count
 
     def _apply(self, changes: Iterable[Change], update: Update) -> None:
         timeline = self.timeline

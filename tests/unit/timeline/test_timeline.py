@@ -353,7 +353,7 @@ def test_in_windows_among_many_a_name_is_right_or_not_given(
     check_crowd(timeline_of(*changes), held)
 
 
-def test_a_symbol_at_the_head_of_a_cell_is_found_behind_many() -> None:
+def test_a_symbol_at_the_start_of_a_chunk_is_found_behind_many() -> None:
     changes: list[Load | Unload] = [load(BASE, 4, "old", 10)]
     for turn in range(100):
         at = BASE + 8 + 4 * (turn % 12)
@@ -376,7 +376,9 @@ def test_who_was_there_does_not_depend_on_what_counts_as_wide(held: list[Held], 
 
 
 @given(histories(images=True), st.sampled_from([1, 60, 100, 300]))
-def test_nor_do_answers_beside_open_ends(held: list[Held], wide: int) -> None:
+def test_answers_beside_open_ends_hardly_depend_on_what_counts_as_wide(
+    held: list[Held], wide: int
+) -> None:
     usual = timeline_of(*changes_of(held))
     with mock.patch.object(index, "WIDE", wide):
         timeline = timeline_of(*changes_of(held))
