@@ -168,8 +168,6 @@ class PerfClock:
 def _open_comm_event(flags: int, clockid: int) -> Ring:
     """A dummy event of the calling thread that records nothing but its new names."""
     attr = syscalls.perf_event_attr(
-        type=syscalls.TYPE_SOFTWARE,
-        config=syscalls.COUNT_SW_DUMMY,
         flags=flags
         | syscalls.COMM
         | syscalls.SAMPLE_ID_ALL

@@ -107,15 +107,15 @@ class Ticker:
 
     def clear(self) -> bool:
         """Make ``fd`` unreadable until the next tick; whether there was one."""
-        now = time.monotonic()
-        if now < self._due:
+        if time.monotonic() < self._due:
             # A read that fails would cost a tenth of what following a change does.
             return False
         try:
-            os.read(self.fd, 8)
+            ticks = int.from_bytes(os.read(self.fd, 8), sys.byteorder)
         except BlockingIOError:
             return False
-        self._due += self._seconds * (1 + (now - self._due) // self._seconds)
+        # Never behind the timer's next tick, however late this process was at any point.
+        self._due += self._seconds * ticks
         return True
 
     def close(self) -> None:
@@ -151,9 +151,9 @@ def perf_event_open(attr: bytes, pid: int, cpu: int, group: int = -1) -> int:
 
 def perf_event_attr(  # noqa: PLR0913 - by name, as the fields are
     *,
-    type: int,
-    config: int,
     flags: int,
+    type: int = TYPE_SOFTWARE,
+    config: int = COUNT_SW_DUMMY,
     clockid: int = 0,
     wakeup_watermark: int = 0,
     sample_type: int = 0,
@@ -163,8 +163,9 @@ def perf_event_attr(  # noqa: PLR0913 - by name, as the fields are
 ) -> bytes:
     """A struct perf_event_attr of 112 bytes (PERF_ATTR_SIZE_VER5).
 
-    ``flags`` is a sum of this module's constants. ``wakeup_watermark`` counts bytes with
-    WATERMARK; without that flag the field is ``wakeup_events``, which counts samples.
+    By default it is of a dummy event, which makes side-band records alone. ``flags`` is a sum
+    of this module's constants. ``wakeup_watermark`` counts bytes with WATERMARK; without that
+    flag the field is ``wakeup_events``, which counts samples.
     """
     return _ATTR.pack(
         type,

@@ -217,18 +217,10 @@ class Watch:
         for ring in gone:
             self._poller.unregister(ring.fd)
             ring.close()
+        # Without sample_id_all, which would harm older listeners: see ``perf_event``.
+        attr = syscalls.perf_event_attr(flags=_FLAGS, wakeup_watermark=1)
         for cpu in came:
             with contextlib.suppress(OSError):
-                fd = syscalls.perf_event_open(_attr(), -1, cpu)
+                fd = syscalls.perf_event_open(attr, -1, cpu)
                 self._rings.by_cpu[cpu] = Ring(fd, _RING_BYTES)
                 self._poller.register(fd, select.POLLIN)
-
-
-def _attr() -> bytes:
-    # Without sample_id_all, which would harm older listeners: see ``perf_event``.
-    return syscalls.perf_event_attr(
-        type=syscalls.TYPE_SOFTWARE,
-        config=syscalls.COUNT_SW_DUMMY,
-        flags=_FLAGS,
-        wakeup_watermark=1,
-    )

@@ -205,11 +205,6 @@ def _look(rings: list[Ring]) -> tuple[int, list[int], int]:
 
 
 def _attr(lost_at_read: bool) -> bytes:
+    read_format = syscalls.FORMAT_LOST if lost_at_read else 0
     # A watermark of one byte: ``wakeup_events`` would count samples, and there are none.
-    return syscalls.perf_event_attr(
-        type=syscalls.TYPE_SOFTWARE,
-        config=syscalls.COUNT_SW_DUMMY,
-        flags=_FLAGS,
-        wakeup_watermark=1,
-        read_format=syscalls.FORMAT_LOST if lost_at_read else 0,
-    )
+    return syscalls.perf_event_attr(flags=_FLAGS, wakeup_watermark=1, read_format=read_format)

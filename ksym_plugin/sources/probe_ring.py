@@ -185,7 +185,6 @@ class PerfBuffers:
 
     def _open(self, cpu: int) -> int:
         attr = syscalls.perf_event_attr(
-            type=syscalls.TYPE_SOFTWARE,
             config=syscalls.COUNT_SW_BPF_OUTPUT,
             flags=syscalls.WATERMARK,
             wakeup_watermark=1,
