@@ -93,9 +93,7 @@ def parse(arguments: list[str], is_embedded: bool = True) -> Options:
     parser.add_argument(
         "--clock", choices=CLOCKS, help="the clock of the samples, if perf does not tell it"
     )
-    parser.add_argument(
-        "--format", choices=FORMATS, default="text", help="report: JSON, which ksym report reads"
-    )
+    parser.add_argument("--format", choices=FORMATS, help="report: JSON, which ksym report reads")
     parser.add_argument(
         "--lines",
         action="store_true",
@@ -108,10 +106,7 @@ def parse(arguments: list[str], is_embedded: bool = True) -> Options:
     )
     if not is_embedded:
         parser.add_argument("-i", "--input", metavar="FILE", help="what perf recorded")
-    chosen = parser.parse_args(arguments)
-    options = Options(chosen.history, chosen.clock, chosen.format, getattr(chosen, "input", None))
-    options.lines, options.vmlinux = chosen.lines, chosen.vmlinux
-    return options
+    return parser.parse_args(arguments, Options(None, None, "text"))
 
 
 class Handler:
