@@ -115,18 +115,19 @@ class ClockMap:
         return table
 
 
-def clock_of_attr(attr: bytes) -> str | None:
+def clock_of_attr(attr: bytes, byteorder: str = sys.byteorder) -> str | None:
     """The clock of the samples of an event, from its raw perf_event_attr; None if unknown."""
     if len(attr) < _FLAGS_AT + 8:
         return PERF
-    (flags,) = _WORD.unpack_from(attr, _FLAGS_AT)
+    is_little = byteorder == "little"
+    order = "<" if is_little else ">"
+    (flags,) = struct.unpack_from(order + "Q", attr, _FLAGS_AT)
     # The first bit-field of a word is its highest bit where bytes are big-endian.
-    clockid_counts = syscalls.USE_CLOCKID if sys.byteorder == "little" else (1 << 63) >> 25
-    if not flags & clockid_counts:
+    if not flags & (syscalls.USE_CLOCKID if is_little else (1 << 63) >> 25):
         return PERF
     if len(attr) < _CLOCKID_AT + 4:
         return None
-    (clockid,) = struct.unpack_from("=i", attr, _CLOCKID_AT)
+    (clockid,) = struct.unpack_from(order + "i", attr, _CLOCKID_AT)
     return _CLOCK_NAMES.get(clockid)
 
 

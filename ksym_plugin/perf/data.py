@@ -1,7 +1,8 @@
-"""What a perf.data says of the kernel it was recorded on.
+"""The header of a perf.data, and what it says of the kernel it was recorded on.
 
 The handler gets samples from perf, but not the header; and the header tells which boot
-the samples are from. Layout: tools/perf/Documentation/perf.data-file-format.txt.
+the samples are from. Layout: tools/perf/Documentation/perf.data-file-format.txt. What
+``perf record -o -`` writes has no header but two words: its records say the same.
 """
 
 from __future__ import annotations
@@ -9,29 +10,41 @@ from __future__ import annotations
 import os
 import stat
 import struct
+import sys
+
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import BinaryIO
 
-#: What a perf.data begins with.
+#: What a perf.data begins with, where it was written by a machine of this byte order.
 MAGIC = b"PERFILE2"
-_HEADER = struct.Struct("=8sQQ6Q4Q")
-_SECTION = struct.Struct("=QQ")
-_RECORD = struct.Struct("=IHH")
-_PAIR = struct.Struct("=II")
+#: The byte orders, for ``struct`` and by name.
+_ORDERS = {b"PERFILE2": ("<", "little"), b"2ELIFREP": (">", "big")}
+_OWN_ORDER = "<" if sys.byteorder == "little" else ">"
+#: The size of the header that says that all else is in records.
+_PIPE_HEADER = 16
+_FILE_HEADER = "Q6Q4Q"
 _BUILD_ID = 2
 _HOSTNAME = 3
 _OSRELEASE = 4
-_EVENT_DESC = 12
+_ARCH = 6
+EVENT_DESC = 12
+_WANTED = (_BUILD_ID, _HOSTNAME, _OSRELEASE, _ARCH, EVENT_DESC)
+RECORD_MMAP = 1
+RECORD_MMAP2 = 10
+RECORD_TRACING_DATA = 66
+RECORD_HEADER_FEATURE = 80
 _MISC_CPUMODE = 7
 _MISC_KERNEL = 1
 _MISC_MMAP_BUILD_ID = 1 << 14
 _KERNEL_MAP = b"[kernel.kallsyms]"
 _KERNEL_STARTS = (_KERNEL_MAP + b"_text", _KERNEL_MAP + b"_stext")
 _PGOFF_AT = 32
-#: PERF_RECORD_MMAP and _MMAP2, and where the name lies in each.
-_MMAP_NAMES_AT = {1: 40, 10: 72}
+#: Where the name lies in each.
+_MMAP_NAMES_AT = {RECORD_MMAP: 40, RECORD_MMAP2: 72}
 #: The build id in an MMAP2 that has one (perf record --buildid-mmap), after its length.
 _MMAP_BUILD_ID_SIZE_AT = 40
 _MMAP_BUILD_ID_AT = 44
@@ -41,21 +54,87 @@ _BUILD_ID_NAME_AT = 36
 _MOST = 1 << 20
 
 
+class DataError(KsymError):
+    """A perf.data, or what is in it, is of a kind that is not read here.
+
+    ``perf script`` may read it, or says what is wrong with it.
+    """
+
+
 class Recorded:
     """The kernel behind a perf.data; what the file does not say is None."""
 
-    __slots__ = ("attrs", "build_id", "host", "release", "text_start", "width")
+    __slots__ = ("arch", "attrs", "build_id", "host", "release", "text_start", "width")
 
     def __init__(self) -> None:
         self.build_id: str | None = None
         self.host: str | None = None
         self.release: str | None = None
+        #: What ``uname -m`` said.
+        self.arch: str | None = None
         #: The address of _text (or _stext) then: with KASLR, another at each boot.
         self.text_start: int | None = None
         #: How long the longest name of an event is, which perf aligns the names to.
         self.width = 0
         #: The raw perf_event_attr of each event, by name.
         self.attrs: dict[str, bytes] = {}
+
+    def learn(self, feature: int, content: bytes, order: str) -> None:
+        """Take in a section of the header. struct.error if it is cut short."""
+        if feature == _BUILD_ID:
+            self.build_id = _kernel_build_id(content, order) or self.build_id
+        elif feature == _HOSTNAME:
+            self.host = _string(content)
+        elif feature == _OSRELEASE:
+            self.release = _string(content)
+        elif feature == _ARCH:
+            self.arch = _string(content)
+        elif feature == EVENT_DESC:
+            named = read_events(content, order)
+            self.attrs = {name.decode("utf-8", "replace"): attr for name, attr in named}
+            self.width = max((len(name) for name, _ in named), default=0)
+
+
+class Header:
+    """The header of a file: ``attrs`` and ``data`` are offset and size of those parts.
+
+    A pipe's has only its byte order, ``<`` or ``>``; all else follows as records.
+    """
+
+    __slots__ = ("attrs", "byteorder", "data", "features", "is_pipe", "order")
+
+    def __init__(self, file: BinaryIO) -> None:
+        """Reads from where ``file`` stands. DataError for another format, struct.error if cut."""
+        start = file.read(_PIPE_HEADER)
+        if start[:8] not in _ORDERS:
+            raise DataError("it is no perf.data, or one of before Linux 2.6.36")
+        self.order, self.byteorder = _ORDERS[start[:8]]
+        (size,) = struct.unpack_from(self.order + "Q", start, 8)
+        self.is_pipe = size == _PIPE_HEADER
+        self.attrs = self.data = (0, 0)
+        #: Offset and size of each section, by the bit of its feature.
+        self.features: dict[int, tuple[int, int]] = {}
+        if not self.is_pipe:
+            self._read_parts(file)
+
+    def _read_parts(self, file: BinaryIO) -> None:
+        parts = struct.Struct(self.order + _FILE_HEADER)
+        _, *at, data_at, data_size, _, _, a, b, c, d = parts.unpack(file.read(parts.size))
+        self.attrs, self.data = (at[0], at[1]), (data_at, data_size)
+        flags = a | b << 64 | c << 128 | d << 192
+        features = [bit for bit in range(256) if flags >> bit & 1]
+        file.seek(data_at + data_size)
+        table = file.read(16 * len(features))
+        for place, bit in zip(struct.iter_unpack(self.order + "QQ", _whole(table, 16)), features):
+            self.features[bit] = place
+
+    def sections(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """The sections that ``Recorded`` learns from, each with its feature's bit."""
+        for feature in _WANTED:
+            if feature in self.features:
+                offset, size = self.features[feature]
+                file.seek(offset)
+                yield feature, file.read(min(size, _MOST))
 
 
 def read(path: str | None) -> Recorded:
@@ -68,34 +147,35 @@ def read(path: str | None) -> Recorded:
     try:
         with open(path, "rb") as file:
             _read_header(file, recorded)
-    except (OSError, struct.error, ValueError, OverflowError):
+    except (OSError, struct.error, ValueError, OverflowError, DataError):
         pass  # A file that perf can read and this cannot is no reason to stop perf.
     return recorded
 
 
 def _read_header(file: BinaryIO, recorded: Recorded) -> None:
-    magic, _, _, _, _, data_at, data_size, _, _, *flags = _HEADER.unpack(file.read(_HEADER.size))
-    if magic != MAGIC:
-        return
-    file.seek(data_at)
-    _read_kernel_map(file.read(min(data_size, _MOST)), recorded)
-    file.seek(data_at + data_size)
-    features = [bit for bit in range(256) if flags[bit // 64] >> bit % 64 & 1]
-    table = file.read(_SECTION.size * len(features))
-    for at, feature in enumerate(features):
-        if feature not in (_BUILD_ID, _HOSTNAME, _OSRELEASE, _EVENT_DESC):
-            continue
-        offset, size = _SECTION.unpack_from(table, at * _SECTION.size)
-        file.seek(offset)
-        content = file.read(min(size, _MOST))
-        if feature == _BUILD_ID:
-            recorded.build_id = _kernel_build_id(content) or recorded.build_id
-        elif feature == _HOSTNAME:
-            recorded.host = _string(content)
-        elif feature == _OSRELEASE:
-            recorded.release = _string(content)
-        else:
-            _read_events(content, recorded)
+    header = Header(file)
+    if header.is_pipe:
+        records = file.read(_MOST)
+        for at, kind, _, size in _records(records, header.order):
+            if kind == RECORD_HEADER_FEATURE:
+                recorded.learn(*feature_of(records[at : at + size], header.order), header.order)
+    else:
+        file.seek(header.data[0])
+        records = file.read(min(header.data[1], _MOST))
+    _read_kernel_map(records, recorded, header.order)
+    for feature, content in header.sections(file):
+        recorded.learn(feature, content, header.order)
+
+
+def feature_of(record: bytes, order: str) -> tuple[int, bytes]:
+    """The bit and the section that a PERF_RECORD_HEADER_FEATURE holds."""
+    (feature,) = struct.unpack_from(order + "Q", record, 8)
+    return feature, record[16:]
+
+
+def _whole(table: bytes, size: int) -> bytes:
+    """The entries of a table that are not cut."""
+    return table[: len(table) // size * size]
 
 
 def _string(content: bytes) -> str | None:
@@ -103,43 +183,49 @@ def _string(content: bytes) -> str | None:
     return content[4:].partition(b"\0")[0].decode("utf-8", "replace") or None
 
 
-def _read_events(content: bytes, recorded: Recorded) -> None:
-    """Of events: their number and their attr's size, then each attr, number of ids, name, ids."""
-    count, attr_size = _PAIR.unpack_from(content)
-    at = _PAIR.size
-    attrs: dict[str, bytes] = {}
-    longest = 0
+def read_events(content: bytes, order: str) -> list[tuple[bytes, bytes]]:
+    """Name and attr of each event.
+
+    Their number and their attr's size, then each attr, number of ids, name, ids.
+    """
+    pair = struct.Struct(order + "II")
+    count, attr_size = pair.unpack_from(content)
+    at = pair.size
+    named: list[tuple[bytes, bytes]] = []
     for _ in range(count):
-        ids, size = _PAIR.unpack_from(content, at + attr_size)
+        ids, size = pair.unpack_from(content, at + attr_size)
         attr = content[at : at + attr_size]
-        at += attr_size + _PAIR.size
-        name = content[at : at + size].partition(b"\0")[0]
-        longest = max(longest, len(name))
-        attrs[name.decode("utf-8", "replace")] = attr
+        at += attr_size + pair.size
+        named.append((content[at : at + size].partition(b"\0")[0], attr))
         at += size + 8 * ids
-    recorded.width, recorded.attrs = longest, attrs
+    return named
 
 
-def _read_kernel_map(records: bytes, recorded: Recorded) -> None:
-    """Where the kernel's text began: the page offset of the record of its own map."""
-    for at, kind, misc, size in _records(records):
-        name_at = _MMAP_NAMES_AT.get(kind)
-        if name_at is None:
+def _read_kernel_map(records: bytes, recorded: Recorded, order: str) -> None:
+    """Take in the record of the kernel's own map: where its text began, and its build id."""
+    for at, kind, misc, size in _records(records, order):
+        record = records[at : at + size]
+        start = text_start(kind, record, order)
+        if start is None:
             continue
-        name = records[at + name_at : at + size].partition(b"\0")[0]
-        if name not in _KERNEL_STARTS:
-            continue
-        (start,) = struct.unpack_from("=Q", records, at + _PGOFF_AT)
-        recorded.text_start = int(start)
-        if misc & _MISC_MMAP_BUILD_ID and name_at != _MMAP_NAMES_AT[1]:
-            length = records[at + _MMAP_BUILD_ID_SIZE_AT]
-            build_id_at = at + _MMAP_BUILD_ID_AT
-            recorded.build_id = records[build_id_at : build_id_at + min(length, 20)].hex() or None
+        recorded.text_start = start
+        if misc & _MISC_MMAP_BUILD_ID and kind == RECORD_MMAP2:
+            length = min(record[_MMAP_BUILD_ID_SIZE_AT], 20)
+            build_id = record[_MMAP_BUILD_ID_AT : _MMAP_BUILD_ID_AT + length]
+            recorded.build_id = build_id.hex() or None
         return
 
 
-def _kernel_build_id(content: bytes) -> str | None:
-    for at, _, misc, size in _records(content):
+def text_start(kind: int, record: bytes, order: str) -> int | None:
+    """The kernel's first address, of the record of its own map: the page offset in it."""
+    name_at = _MMAP_NAMES_AT.get(kind)
+    if name_at is None or record[name_at:].partition(b"\0")[0] not in _KERNEL_STARTS:
+        return None
+    return int(struct.unpack_from(order + "Q", record, _PGOFF_AT)[0])
+
+
+def _kernel_build_id(content: bytes, order: str) -> str | None:
+    for at, _, misc, size in _records(content, order):
         name = content[at + _BUILD_ID_NAME_AT : at + size].partition(b"\0")[0]
         if misc & _MISC_CPUMODE == _MISC_KERNEL and name == _KERNEL_MAP:
             # 20 bytes and padding; newer perf keeps a shorter id's length in byte 20.
@@ -149,17 +235,23 @@ def _kernel_build_id(content: bytes) -> str | None:
     return None
 
 
-def _records(content: bytes) -> list[tuple[int, int, int, int]]:
+def _records(content: bytes, order: str) -> Iterator[tuple[int, int, int, int]]:
     """Where each whole record lies: offset, type, misc, size."""
-    records: list[tuple[int, int, int, int]] = []
+    record = struct.Struct(order + "IHH")
     at = 0
-    while at + _RECORD.size <= len(content):
-        kind, misc, size = _RECORD.unpack_from(content, at)
-        if size < _RECORD.size or at + size > len(content):
-            break
-        records.append((at, kind, misc, size))
-        at += size
-    return records
+    while at + record.size <= len(content):
+        kind, misc, size = record.unpack_from(content, at)
+        if size < record.size or at + size > len(content):
+            return
+        yield at, kind, misc, size
+        at += size + size_behind(kind, content, at, order)
+
+
+def size_behind(kind: int, content: bytes, at: int, order: str) -> int:
+    """How much follows a record that is not counted in its size: what it announces."""
+    if kind == RECORD_TRACING_DATA:
+        return (int(struct.unpack_from(order + "I", content, at + 8)[0]) + 7) & ~7
+    return 0
 
 
 def path_of_running_perf() -> str | None:

@@ -19,7 +19,7 @@ TEXT = 0xFFFF_FFFF_8100_0000
 BUILD_ID = bytes(range(1, 21))
 KERNEL_MODE, USER_MODE, HAS_BUILD_ID = 1, 2, 1 << 14
 MMAP, COMM, MMAP2 = 1, 3, 10
-TRACING, BUILD_IDS, HOST, RELEASE, EVENTS = 1, 2, 3, 4, 12
+TRACING, BUILD_IDS, HOST, RELEASE, ARCH, EVENTS = 1, 2, 3, 4, 6, 12
 
 
 def padded(content: bytes, to: int = 8) -> bytes:
@@ -83,6 +83,7 @@ FEATURES = {
     + build_id(b"[kernel.kallsyms]", BUILD_ID),
     HOST: string(b"example"),
     RELEASE: string(b"6.1.0-demo"),
+    ARCH: string(b"x86_64"),
     EVENTS: event_names(b"cpu-clock", b"task-clock:u", b"dummy"),
     40: b"what a later perf adds",
     200: b"much later",
@@ -107,7 +108,7 @@ def test_all_that_is_told(tmp_path: Path) -> None:
     found = read(tmp_path, WHOLE)
     assert found.build_id == BUILD_ID.hex()
     assert (found.host, found.release, found.text_start) == ("example", "6.1.0-demo", TEXT)
-    assert found.width == len("task-clock:u")
+    assert (found.arch, found.width) == ("x86_64", len("task-clock:u"))
 
 
 def test_a_directory_of_recordings(tmp_path: Path) -> None:
@@ -180,12 +181,12 @@ def test_every_truncation(tmp_path: Path) -> None:
     for length in range(0, len(WHOLE), 7):
         found = told(read(tmp_path, WHOLE[:length]))
         # Nothing is made up, but for strings that are cut.
-        build_id, host, release, text_start, width = found
-        assert build_id in (None, whole[0])
-        assert str(whole[1]).startswith(host or "")
-        assert str(whole[2]).startswith(release or "")
-        assert text_start in (None, whole[3])
-        assert width <= whole[4]
+        arch, build_id, host, release, text_start, width = found
+        assert build_id in (None, whole[1])
+        for string, full in ((arch, whole[0]), (host, whole[2]), (release, whole[3])):
+            assert str(full).startswith(string or "")
+        assert text_start in (None, whole[4])
+        assert width <= whole[5]
 
 
 @settings(max_examples=300)

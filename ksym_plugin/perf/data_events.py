@@ -1,0 +1,180 @@
+"""The events of a perf.data: how the samples of each lie in their records.
+
+Layout: perf_event_open(2), PERF_RECORD_SAMPLE, and include/uapi/linux/perf_event.h.
+"""
+
+from __future__ import annotations
+
+import struct
+from operator import itemgetter
+
+from ksym_plugin.kernel.clocks import clock_of_attr
+from ksym_plugin.perf.samples import Event
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ksym_plugin.perf.data import Header
+
+# Bits of sample_type.
+_IP, _TID, _TIME, _ADDR, _READ, _CALLCHAIN, _ID, _CPU, _PERIOD, _STREAM_ID = (
+    1 << bit for bit in range(10)
+)
+_BRANCH_STACK, _STACK_USER, _IDENTIFIER = 1 << 11, 1 << 13, 1 << 16
+#: Either tells which event a sample is of.
+SAMPLE_ID = _ID | _IDENTIFIER
+#: What begins a sample, in this order, with its form: 8 bytes each.
+_HEAD = (
+    (_IDENTIFIER, "Q"),
+    (_IP, "Q"),
+    (_TID, "ii"),
+    (_TIME, "Q"),
+    (_ADDR, "Q"),
+    (_ID, "Q"),
+    (_STREAM_ID, "Q"),
+    (_CPU, "iI"),
+    (_PERIOD, "Q"),
+)
+#: What ends any other record, in this order, where the attr has sample_id_all.
+_TRAILER = (_TID, _TIME, _ID, _STREAM_ID, _CPU, _IDENTIFIER)
+# Bits of read_format.
+_TOTAL_TIMES, _READ_ID, _READ_GROUP, _READ_LOST = 1 | 2, 4, 8, 16
+#: Of branch_sample_type: the user's callers are read from branch records (--call-graph lbr).
+_BRANCH_CALL_STACK = 1 << 11
+_BRANCH_SAMPLE_TYPE_AT = 72
+# Bit-fields of the attr, by their number.
+_INHERIT, _SAMPLE_ID_ALL = 1, 18
+
+_HARDWARE, _SOFTWARE = 0, 1
+#: What perf calls the events of both types, by their config.
+_NAMES = {
+    _HARDWARE: (
+        "cycles instructions cache-references cache-misses branches branch-misses bus-cycles"
+        " stalled-cycles-frontend stalled-cycles-backend ref-cycles"
+    ).split(),
+    _SOFTWARE: (
+        "cpu-clock task-clock page-faults context-switches cpu-migrations minor-faults"
+        " major-faults alignment-faults emulation-faults dummy bpf-output cgroup-switches"
+    ).split(),
+}
+
+
+class Layout:
+    """One event. ``unpack`` reads what begins its samples, ``pick`` orders what was read."""
+
+    def __init__(self, attr: bytes, header: Header) -> None:
+        """struct.error if ``attr``, a raw perf_event_attr, is cut short."""
+        self._order = header.order
+        kind, _, config, period, self.sample_type, self._read_format, flags = struct.unpack_from(
+            header.order + "IIQQQQQ", attr
+        )
+        self._flags = flags
+        self.inherits = self._has(_INHERIT)
+        #: Whether counters are read with each sample.
+        self.has_counts = bool(self.sample_type & _READ)
+        clock = clock_of_attr(attr, header.byteorder)
+        self.event = Event(_default_name(kind, config), clock, not self._is_cut(attr))
+        self._set_head(period)
+        self._set_trailer()
+
+    def name(self, name: bytes) -> None:
+        """Name the event, as perf record did."""
+        text = name.decode("utf-8", "replace")
+        self.event = Event(text, self.event.clock, self.event.has_user_frames)
+
+    def read_counts(
+        self, chunk: bytes, at: int, end: int
+    ) -> tuple[list[tuple[int, int]], int, int]:
+        """Id and value of each counter read with a sample, the depth of its callchain, and
+        where that begins. ``at`` and ``end`` are the record's.
+
+        struct.error if that is more than there is.
+        """
+        words = memoryview(chunk)[at + self.head_size : end]
+        form = self._read_format
+        times = bin(form & _TOTAL_TIMES).count("1")
+        more = bin(form & (_READ_ID | _READ_LOST)).count("1")
+        word = struct.Struct(self._order + "Q")
+        count, place = 1, 0
+        if form & _READ_GROUP:
+            (count,) = word.unpack_from(words)
+            place = 8 * (1 + times)
+            gap = 0
+        else:
+            gap = times
+        counts = []
+        if count > len(words) // 8:
+            raise struct.error("more counters than there is room for")
+        for _ in range(count):
+            (value,) = word.unpack_from(words, place)
+            number = 0
+            if form & _READ_ID:
+                (number,) = word.unpack_from(words, place + 8 * (1 + gap))
+            counts.append((number, value))
+            place += 8 * (1 + gap + more)
+        depth = 0
+        if self.sample_type & _CALLCHAIN:
+            (depth,) = word.unpack_from(words, place)
+            place += 8
+        return counts, depth, at + self.head_size + place
+
+    def _has(self, number: int) -> bool:
+        """Whether a bit-field is set: the first is the highest bit where bytes are big-endian."""
+        return bool(self._flags >> (number if self._order == "<" else 63 - number) & 1)
+
+    def _is_cut(self, attr: bytes) -> bool:
+        """Whether callchains lack their user part, which perf then makes of something else."""
+        if self.sample_type & _BRANCH_STACK and len(attr) >= _BRANCH_SAMPLE_TYPE_AT + 8:
+            (kind,) = struct.unpack_from(self._order + "Q", attr, _BRANCH_SAMPLE_TYPE_AT)
+            if kind & _BRANCH_CALL_STACK:
+                return True
+        return bool(self.sample_type & _STACK_USER)
+
+    def _set_head(self, period: int) -> None:
+        """How to read type, misc and size, and what follows up to the callchain's length."""
+        form, count, at = self._order + "4xHH", 2, 8
+        places: dict[int, int] = {}
+        offsets: dict[int, int] = {}
+        for field, part in _HEAD:
+            if self.sample_type & field:
+                places[field], offsets[field] = count, at
+                form, count, at = form + part, count + len(part), at + 8
+        if self.sample_type & _CALLCHAIN and not self.has_counts:
+            places[_CALLCHAIN] = count
+            form, count, at = form + "Q", count + 1, at + 8
+        self.unpack, self.head_size = struct.Struct(form).unpack_from, at
+        #: ip, pid, tid, cpu, period and depth where they are not recorded: they are put behind
+        #: what is read.
+        self.defaults = (0, -1, -1, -1, period, 0)
+        self.pick = itemgetter(
+            0,
+            1,
+            places.get(_IP, count),
+            places.get(_TID, count + 1),
+            places.get(_TID, count + 1) + 1,
+            places.get(_CPU, count + 3),
+            places.get(_PERIOD, count + 4),
+            places.get(_CALLCHAIN, count + 5),
+        )
+        #: Where in a sample its time and its id are; 0 for nowhere.
+        self.time_at = offsets.get(_TIME, 0)
+        self.id_at = offsets.get(_IDENTIFIER) or offsets.get(_ID, 0)
+
+    def _set_trailer(self) -> None:
+        """How far before the end of another record its time and its id are; 0 for nowhere."""
+        self.time_back = self.id_back = 0
+        if not self._has(_SAMPLE_ID_ALL):
+            return
+        back = 0
+        for field in reversed(_TRAILER):
+            if self.sample_type & field:
+                back += 8
+                if field == _TIME:
+                    self.time_back = back
+                elif field & SAMPLE_ID and not self.id_back:
+                    self.id_back = back
+
+
+def _default_name(kind: int, config: int) -> str:
+    """perf's name of an event that the file does not name."""
+    names = _NAMES.get(kind, ())
+    return names[config] if config < len(names) else f"event {kind}:{config:#x}"

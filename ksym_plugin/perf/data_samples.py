@@ -1,0 +1,498 @@
+"""The samples of a perf.data, read without perf.
+
+Records are put in the order in which perf delivers them (util/ordered-events.c): by time,
+within what PERF_RECORD_FINISHED_ROUND sets bounds to. So memory stays small however long
+the recording is. What only perf can make samples of is refused with ``DataError``: then
+``perf script`` has to read the file.
+
+Layout: tools/perf/Documentation/perf.data-file-format.txt, perf_event_open(2), and
+include/uapi/linux/perf_event.h.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from array import array
+from bisect import bisect_right
+
+from ksym_plugin.perf.data import (
+    EVENT_DESC,
+    RECORD_HEADER_FEATURE,
+    RECORD_MMAP,
+    RECORD_MMAP2,
+    RECORD_TRACING_DATA,
+    DataError,
+    Header,
+    Recorded,
+    feature_of,
+    read_events,
+    size_behind,
+    text_start,
+)
+from ksym_plugin.perf.data_events import SAMPLE_ID, Layout
+from ksym_plugin.perf.samples import GUEST, HYPERVISOR, KERNEL, MARKERS, USER, Sample, frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from types import TracebackType
+    from typing import BinaryIO
+
+    #: Time, number, how to read a sample (None: COMM or FORK), and where the record is.
+    Entry = tuple[int, int, "Layout | None", bytes, int]
+
+# Types of records: the kernel's, and from 64 on perf's own (tools/lib/perf/include/perf/event.h).
+_LOST, _COMM, _FORK, _SAMPLE, _LOST_SAMPLES = 2, 3, 7, 9, 13
+_HEADER_ATTR, _FINISHED_ROUND, _AUXTRACE_INFO, _AUXTRACE = 64, 68, 70, 71
+_EVENT_UPDATE, _COMPRESSED, _COMPRESSED2 = 78, 81, 83
+_UPDATES_NAME = 2
+_COMPRESSED_DATA = "it is compressed (perf record -z)"
+_FOLDER = "it is a folder (perf record --threads)"
+_TRACES = "its samples are made of hardware traces (Intel PT, CoreSight and the like)"
+_REFUSED = {
+    _AUXTRACE_INFO: _TRACES,
+    _AUXTRACE: _TRACES,
+    _COMPRESSED: _COMPRESSED_DATA,
+    _COMPRESSED2: _COMPRESSED_DATA,
+}
+#: HEADER_AUXTRACE, HEADER_DIR_FORMAT and HEADER_COMPRESSED.
+_REFUSED_FEATURES = {
+    18: _TRACES,
+    24: "it is a folder (perf record --threads)",
+    27: _COMPRESSED_DATA,
+}
+#: What ``uname -m`` says where kernel addresses, and they alone, have the highest of 64 bits.
+_KNOWN_MACHINES = frozenset(
+    "x86_64 aarch64 aarch64_be arm64 ppc64 ppc64le riscv64 loongarch64 mips64".split()
+)
+_KERNEL_HALF = 1 << 63
+_OTHER_SPLIT = "it is of a machine whose kernel addresses are not told by their highest bit ({})"
+
+_CPUMODE = 7
+#: The region of PERF_RECORD_MISC_KERNEL, _USER, _HYPERVISOR, _GUEST_KERNEL, _GUEST_USER.
+_REGIONS = {1: KERNEL, 2: USER, 3: HYPERVISOR, 4: GUEST, 5: GUEST}
+_MARKERS = {mode: MARKERS[region].to_bytes(8, sys.byteorder) for mode, region in _REGIONS.items()}
+#: What a callchain that tells its regions mostly begins with.
+_ALL_MARKERS = frozenset(_MARKERS.values())
+_NO_TIMES = (0, (1 << 64) - 1)
+
+_OF_TASKS = (_COMM, _FORK)
+_RECORD_SIZE = 8
+#: The least size of records whose fields are read.
+_LEAST = {
+    RECORD_MMAP: 40,
+    _LOST: 24,
+    _COMM: 24,
+    _FORK: 32,
+    RECORD_MMAP2: 72,
+    _LOST_SAMPLES: 16,
+    _HEADER_ATTR: 72,
+    RECORD_TRACING_DATA: 12,
+    _EVENT_UPDATE: 24,
+    RECORD_HEADER_FEATURE: 16,
+}
+_CHUNK = 1 << 20
+#: How many records, and bytes of such, are held back at the most.
+_MOST_HELD = 1 << 20
+_MOST_HELD_SIZE = 1 << 28
+#: perf refuses attrs that are longer than it knows: 144 bytes in Linux 6.18.
+_MOST_OF_ATTR = 4096
+_MOST_EVENTS = 1 << 16
+_MOST_IDS = 1 << 22
+
+
+class DataSamples:
+    """A perf.data that is open for reading its samples, once.
+
+    ``recorded`` is what the header says of the kernel. Of a pipe's file it is complete, as
+    is ``events``, when the first sample has come. ``lost`` counts what the kernel said it
+    had no room for, ``unknown`` samples that are of no event of the file.
+    """
+
+    def __init__(self, path: str) -> None:
+        """DataError if this kind of file is not read here; OSError if it cannot be opened."""
+        if os.path.isdir(path):
+            raise DataError(_FOLDER)
+        self.recorded = Recorded()
+        self.lost = 0
+        self.unknown = 0
+        self._layouts: list[Layout] = []
+        self._by_id: dict[int, Layout] = {}
+        self._ids_left = _MOST_IDS
+        #: The one that all samples have, once that is known.
+        self._sole: Layout | None = None
+        self._comms = {0: "swapper"}
+        self._values: dict[tuple[int, int], int] = {}
+        self._is_checked = False
+        #: Records held back, and the bytes read since some were let go.
+        self._held: list[Entry] = []
+        self._held_size = 0
+        #: The newest time of the rounds before this one.
+        self._limit = 0
+        #: Where in the data the chunk begins that is being read.
+        self._place = 0
+        self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
+        try:
+            self._open()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, (struct.error, ValueError, OverflowError)):
+                raise _damaged() from error
+            raise
+
+    def __enter__(self) -> DataSamples:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def events(self) -> list[Layout]:
+        """The events of the file."""
+        return self._layouts
+
+    # The header
+
+    def _open(self) -> None:
+        self._header = header = Header(self._file)
+        self._order = header.order
+        self._is_swapped = header.byteorder != sys.byteorder
+        self._record = struct.Struct(header.order + "IHH")
+        self._word = struct.Struct(header.order + "Q")
+        #: How many bytes of records are still to be read; None for a pipe's, until its end.
+        self._left: int | None = None
+        if header.is_pipe:
+            return
+        for feature in header.features:
+            if feature in _REFUSED_FEATURES:
+                raise DataError(_REFUSED_FEATURES[feature])
+        begin, size = header.data
+        if not size or begin + size > os.fstat(self._file.fileno()).st_size:
+            raise DataError("it is not complete: perf record was killed, or the file is cut")
+        self._read_attrs(self._file)
+        for feature, content in header.sections(self._file):
+            self._learn(feature, content)
+        self._file.seek(begin)
+        self._left = size
+
+    def _read_attrs(self, file: BinaryIO) -> None:
+        """Each attr, and where its events' ids are."""
+        at, size = self._header.attrs
+        end = at + size
+        while at < end:
+            file.seek(at)
+            entry = file.read(_MOST_OF_ATTR + 16)
+            attr = _attr_of(entry, self._order)
+            ids_at, ids_size = struct.unpack_from(self._order + "QQ", entry, len(attr))
+            file.seek(ids_at)
+            self._add(attr, file.read(min(ids_size, 8 * _MOST_IDS)))
+            at += len(attr) + 16
+
+    def _add(self, attr: bytes, ids: bytes) -> None:
+        layout = Layout(attr, self._header)
+        self._layouts.append(layout)
+        for (number,) in self._word.iter_unpack(ids[: len(ids) // 8 * 8]):
+            self._by_id[number] = layout
+        self._ids_left -= len(ids) // 8
+        if len(self._layouts) > _MOST_EVENTS or self._ids_left < 0:
+            raise _damaged()
+        self._sole, self._is_checked = None, False
+
+    def _learn(self, feature: int, content: bytes) -> None:
+        if feature in _REFUSED_FEATURES:
+            raise DataError(_REFUSED_FEATURES[feature])
+        self.recorded.learn(feature, content, self._order)
+        if feature == EVENT_DESC:
+            for layout, (name, _) in zip(self._layouts, read_events(content, self._order)):
+                layout.name(name)
+
+    def _check(self) -> None:
+        """Whether samples of these events, of this machine, can be read."""
+        self._is_checked = True
+        arch = self.recorded.arch
+        if arch is not None and arch not in _KNOWN_MACHINES:
+            raise DataError(_OTHER_SPLIT.format(arch))
+        if not self._layouts:
+            raise DataError("it has samples before it says of what")
+        if len(self._layouts) == 1:
+            self._sole = self._layouts[0]
+        elif not all(layout.sample_type & SAMPLE_ID for layout in self._layouts):
+            raise DataError("its samples do not tell which event they are of")
+
+    # Samples
+
+    def samples(self) -> Iterator[Sample]:
+        """Each sample, in perf's order.
+
+        DataError, also after some samples, for what is not read here or is damaged.
+        """
+        try:
+            for batch in self._batches():
+                yield from self._samples_of(batch)
+        except struct.error as error:
+            raise _damaged() from error
+
+    def _samples_of(self, batch: list[Entry]) -> Iterator[Sample]:
+        comms = self._comms
+        for time, _, layout, chunk, at in batch:
+            if layout is None:
+                self._follow_task(chunk, at)
+                continue
+            fields = layout.unpack(chunk, at) + layout.defaults
+            misc, size, ip, pid, tid, cpu, period, depth = layout.pick(fields)
+            start = at + layout.head_size
+            counts = None
+            if layout.has_counts:
+                counts, depth, start = layout.read_counts(chunk, at, at + size)
+            end = start + 8 * depth
+            if end > at + size:
+                raise _damaged()
+            callchain = chunk[start:end]
+            if self._is_swapped:
+                callchain = _swapped(callchain)
+            if callchain[:8] not in _ALL_MARKERS or depth < 3:
+                callchain = _complete(callchain, ip, misc & _CPUMODE)
+            comm = comms.get(tid) or f":{tid}"
+            when = time if layout.time_at else None
+            if counts is None:
+                yield Sample(layout.event, comm, pid, tid, cpu, when, period, callchain)
+            else:
+                for other, period in self._counted(counts, layout, tid):
+                    yield Sample(other.event, comm, pid, tid, cpu, when, period, callchain)
+
+    def _counted(
+        self, counts: list[tuple[int, int]], layout: Layout, tid: int
+    ) -> Iterator[tuple[Layout, int]]:
+        """The events that counted on since their last sample, and by how much.
+
+        perf makes a sample of each member of a group of counters (perf record -e '{…}:S').
+        """
+        for number, value in counts:
+            other = self._by_id.get(number)
+            if other is None:
+                self.unknown += 1
+                continue
+            key = (number, tid if layout.inherits else 0)
+            period = value - self._values.get(key, 0) & (1 << 64) - 1
+            self._values[key] = value
+            if period:
+                yield other, period
+
+    def _follow_task(self, chunk: bytes, at: int) -> None:
+        """PERF_RECORD_COMM names a task, PERF_RECORD_FORK begins one with its parent's name."""
+        kind, _, size = self._record.unpack_from(chunk, at)
+        if kind == _COMM:
+            _, tid = struct.unpack_from(self._order + "ii", chunk, at + 8)
+            name = chunk[at + 16 : at + size].partition(b"\0")[0]
+            self._comms[tid] = name.decode("utf-8", "surrogateescape")
+            return
+        _, _, tid, parent = struct.unpack_from(self._order + "4i", chunk, at + 8)
+        if tid == parent:
+            return
+        name_of_parent = self._comms.get(parent)
+        if name_of_parent is None:
+            self._comms.pop(tid, None)
+        else:
+            self._comms[tid] = name_of_parent
+
+    # Records
+
+    def _batches(self) -> Iterator[list[Entry]]:
+        """Samples and changes of tasks in perf's order.
+
+        Those without a time come at once. The others come by time, when a round has ended
+        that began after they were written.
+        """
+        begun = b""
+        piece = self._read(_CHUNK)
+        while piece:
+            chunk = begun + piece
+            at = yield from self._scan(chunk)
+            begun = chunk[at:]
+            self._skip(at - len(chunk))
+            piece = self._read(_CHUNK)
+            self._place += at
+            self._held_size += at
+        if begun or self._left:
+            raise _damaged()
+        self._held.sort()
+        yield self._held
+
+    def _read(self, size: int) -> bytes:
+        if self._left is None:
+            return self._file.read(size)
+        piece = self._file.read(min(size, self._left))
+        self._left -= len(piece)
+        return piece
+
+    def _skip(self, size: int) -> None:
+        while size > 0:
+            piece = self._read(min(size, _CHUNK))
+            if not piece:
+                raise _damaged()
+            size -= len(piece)
+
+    def _scan(self, chunk: bytes) -> Generator[list[Entry], None, int]:
+        """The batches that are complete with the whole records of a chunk; where those end."""
+        record, word = self._record.unpack_from, self._word.unpack_from
+        held, place, last = self._held, self._place, len(chunk) - _RECORD_SIZE
+        at_once: list[Entry] = []
+        at = 0
+        while at <= last:
+            kind, _, size = record(chunk, at)
+            if size < _LEAST.get(kind, _RECORD_SIZE):
+                raise _damaged()
+            if at + size > len(chunk):
+                break
+            if kind == _SAMPLE:
+                layout = self._sole or self._layout_of(chunk, at, size)
+                if layout is not None:
+                    if size < layout.head_size:
+                        raise _damaged()
+                    time = word(chunk, at + layout.time_at)[0] if layout.time_at else 0
+                    to = at_once if time in _NO_TIMES else held
+                    to.append((time, place + at, layout, chunk, at))
+            elif kind == _FINISHED_ROUND:
+                yield at_once
+                at_once = []
+                yield self._end_round()
+            elif kind in _OF_TASKS:
+                time = self._time_of(chunk, at, size)
+                to = at_once if time in _NO_TIMES else held
+                to.append((time, place + at, None, chunk, at))
+            elif kind in _READ_BY:
+                _READ_BY[kind](self, chunk[at : at + size])
+            elif kind == RECORD_TRACING_DATA:
+                at += size_behind(kind, chunk, at, self._order)
+            at += size
+        yield at_once
+        if len(held) > _MOST_HELD or self._held_size > _MOST_HELD_SIZE:
+            yield self._flush_half()
+        return at
+
+    def _end_round(self) -> list[Entry]:
+        """What no later record can come before, in order."""
+        held = self._held
+        held.sort()
+        ready = self._flush(bisect_right(held, (self._limit + 1,)))
+        if held or ready:
+            self._limit = max(self._limit, (held or ready)[-1][0])
+        return ready
+
+    def _flush_half(self) -> list[Entry]:
+        """The older half; perf, too, does so where a round is too long."""
+        self._held.sort()
+        return self._flush(len(self._held) // 2)
+
+    def _flush(self, count: int) -> list[Entry]:
+        ready = self._held[:count]
+        del self._held[:count]
+        self._held_size = 0
+        return ready
+
+    def _layout_of(self, chunk: bytes, at: int, size: int) -> Layout | None:
+        """Of which event a sample is; None, and counted, if it is of none."""
+        if not self._is_checked:
+            self._check()
+        if len(self._layouts) == 1:
+            return self._layouts[0]
+        id_at = self._layouts[0].id_at
+        if size < id_at + 8:
+            raise _damaged()
+        (number,) = self._word.unpack_from(chunk, at + id_at)
+        # What perf made up itself has no id.
+        layout = self._by_id.get(number) if number else self._layouts[0]
+        if layout is None:
+            self.unknown += 1
+        return layout
+
+    def _time_of(self, chunk: bytes, at: int, size: int) -> int:
+        """When a record was written; 0 if it does not say."""
+        if not self._layouts:
+            return 0
+        layout = first = self._layouts[0]
+        if len(self._layouts) > 1 and first.id_back:
+            (number,) = self._word.unpack_from(chunk, at + size - first.id_back)
+            layout = self._by_id.get(number, first)
+        if not layout.time_back:
+            return 0
+        return int(self._word.unpack_from(chunk, at + size - layout.time_back)[0])
+
+    def _read_lost(self, record: bytes) -> None:
+        self.lost += self._word.unpack_from(record, 16)[0]
+
+    def _read_lost_samples(self, record: bytes) -> None:
+        self.lost += self._word.unpack_from(record, 8)[0]
+
+    def _read_map(self, record: bytes) -> None:
+        """Where the kernel lies, of a machine that the file does not name."""
+        kind, _, _ = self._record.unpack_from(record)
+        start = text_start(kind, record, self._order)
+        if self.recorded.arch is None and start is not None and start < _KERNEL_HALF:
+            raise DataError(_OTHER_SPLIT.format(f"it begins at {start:#x}"))
+
+    def _read_attr(self, record: bytes) -> None:
+        attr = _attr_of(record[_RECORD_SIZE:], self._order)
+        self._add(attr, record[_RECORD_SIZE + len(attr) :])
+
+    def _read_update(self, record: bytes) -> None:
+        kind, number = struct.unpack_from(self._order + "QQ", record, 8)
+        if kind == _UPDATES_NAME and number in self._by_id:
+            self._by_id[number].name(record[24:].partition(b"\0")[0])
+
+    def _read_feature(self, record: bytes) -> None:
+        self._learn(*feature_of(record, self._order))
+
+    def _refuse(self, record: bytes) -> None:
+        raise DataError(_REFUSED[self._record.unpack_from(record)[0]])
+
+
+#: What reads a record that is neither a sample nor of a task.
+_READ_BY = {
+    RECORD_MMAP: DataSamples._read_map,
+    RECORD_MMAP2: DataSamples._read_map,
+    _LOST: DataSamples._read_lost,
+    _LOST_SAMPLES: DataSamples._read_lost_samples,
+    _HEADER_ATTR: DataSamples._read_attr,
+    _EVENT_UPDATE: DataSamples._read_update,
+    RECORD_HEADER_FEATURE: DataSamples._read_feature,
+    **dict.fromkeys(_REFUSED, DataSamples._refuse),
+}
+
+
+def _attr_of(entry: bytes, order: str) -> bytes:
+    """The perf_event_attr that ``entry`` begins with; 64 bytes if it does not say its size."""
+    (size,) = struct.unpack_from(order + "I", entry, 4)
+    size = size or 64
+    if not 64 <= size <= min(len(entry), _MOST_OF_ATTR):
+        raise _damaged()
+    return entry[:size]
+
+
+def _complete(callchain: bytes, ip: int, mode: int) -> bytes:
+    """A callchain that tells its regions, by the sample's cpumode if it does not itself."""
+    if not frames(callchain):
+        return _MARKERS.get(mode, b"") + ip.to_bytes(8, sys.byteorder)
+    if callchain[:8] in _ALL_MARKERS or _REGIONS.get(mode, KERNEL) == KERNEL:
+        return callchain
+    return _MARKERS[mode] + callchain
+
+
+def _swapped(words: bytes) -> bytes:
+    swapped = array("Q", words)
+    swapped.byteswap()
+    return swapped.tobytes()
+
+
+def _damaged() -> DataError:
+    return DataError("it is damaged")

@@ -1,0 +1,131 @@
+"""What a sample is, whichever reader made it.
+
+A callchain is bytes: addresses of 64 bits in this machine's byte order, leaf first, and
+among them the PERF_CONTEXT markers that the kernel writes (include/uapi/linux/perf_event.h).
+So it is a cheap key: what is made of a callchain can be kept by its bytes, and ``frames``
+has to take it apart only once.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from ksym_plugin.timeline.resolver import FIRST_MARKER
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+KERNEL = "kernel"
+USER = "user"
+#: What ran in a virtual machine, its kernel and its programs.
+GUEST = "guest"
+HYPERVISOR = "hypervisor"
+
+_MODULUS = 1 << 64
+#: PERF_CONTEXT_HV, _KERNEL, _USER, _GUEST, _GUEST_KERNEL and _GUEST_USER.
+_REGIONS = {
+    _MODULUS - 32: HYPERVISOR,
+    _MODULUS - 128: KERNEL,
+    _MODULUS - 512: USER,
+    _MODULUS - 2048: GUEST,
+    _MODULUS - 2176: GUEST,
+    _MODULUS - 2560: GUEST,
+}
+#: PERF_CONTEXT_USER_DEFERRED: the user's part comes in a later record, and what follows is the
+#: number of that (perf record --call-graph fp,defer).
+_USER_DEFERRED = _MODULUS - 640
+#: Kernel addresses have the highest bit, on 64-bit kernels but s390's and SPARC's.
+_KERNEL_HALF = 1 << 63
+#: The marker that a region begins with.
+MARKERS = {
+    KERNEL: _MODULUS - 128,
+    USER: _MODULUS - 512,
+    GUEST: _MODULUS - 2048,
+    HYPERVISOR: _MODULUS - 32,
+}
+
+
+class Event:
+    """What samples were taken of.
+
+    ``clock`` is that of their times, as ``kernel.clocks`` names it; None if a history cannot
+    place it. Without ``has_user_frames`` callchains end with the kernel's part: the rest was
+    recorded in a form that only perf reads (perf record --call-graph dwarf, or lbr).
+    """
+
+    __slots__ = ("clock", "has_user_frames", "name")
+
+    def __init__(self, name: str, clock: str | None, has_user_frames: bool = True) -> None:
+        self.name = name
+        self.clock = clock
+        self.has_user_frames = has_user_frames
+
+    def __repr__(self) -> str:
+        return f"Event({self.name}, {self.clock})"
+
+
+class Sample:
+    """One sample. ``time`` is ns of the event's clock, None where none was recorded.
+
+    ``pid``, ``tid`` and ``cpu`` are -1 where they were not recorded. ``callchain`` has at
+    least the address at which the sample was taken.
+    """
+
+    __slots__ = ("callchain", "comm", "cpu", "event", "period", "pid", "tid", "time")
+
+    def __init__(
+        self,
+        event: Event,
+        comm: str,
+        pid: int,
+        tid: int,
+        cpu: int,
+        time: int | None,
+        period: int,
+        callchain: bytes,
+    ) -> None:
+        self.event = event
+        self.comm = comm
+        self.pid = pid
+        self.tid = tid
+        self.cpu = cpu
+        self.time = time
+        self.period = period
+        self.callchain = callchain
+
+    def __repr__(self) -> str:
+        who = f"{self.comm} {self.pid}/{self.tid} [{self.cpu}]"
+        return f"Sample({who} {self.time}: {self.period} {self.event.name}, {self.frames()})"
+
+    def frames(self) -> tuple[tuple[int, str], ...]:
+        """Address and region of each frame, leaf first."""
+        return frames(self.callchain)
+
+
+def callchain(addresses: Iterable[int]) -> bytes:
+    """The callchain of addresses, leaf first, and markers."""
+    return array("Q", addresses).tobytes()
+
+
+def frames(callchain: bytes) -> tuple[tuple[int, str], ...]:
+    """Address and region of each frame, leaf first.
+
+    Markers set the region. Where none stands, the kernel's part is what has the highest
+    bit, up to the first user address. Nothing behind a user address is the kernel's,
+    whatever it looks like: a user's stack, which the rest was read from, can hold anything.
+    """
+    found: list[tuple[int, str]] = []
+    region: str | None = None
+    for address in memoryview(callchain).cast("Q"):
+        if address >= FIRST_MARKER:
+            if region is USER:
+                continue
+            if address == _USER_DEFERRED:
+                break
+            region = _REGIONS.get(address, region)
+            continue
+        if address < _KERNEL_HALF and region in (KERNEL, None):
+            region = USER
+        found.append((address, region or KERNEL))
+    return tuple(found)
