@@ -32,7 +32,7 @@ from ksym_plugin.perf.data import (
     text_start,
 )
 from ksym_plugin.perf.data_events import SAMPLE_ID, Layout
-from ksym_plugin.perf.samples import GUEST, HYPERVISOR, KERNEL, MARKERS, USER, Sample, frames
+from ksym_plugin.perf.samples import GUEST, HYPERVISOR, KERNEL, MARKERS, USER, Event, Sample, frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ _LEAST = {
     _EVENT_UPDATE: 24,
     RECORD_HEADER_FEATURE: 16,
 }
+#: What offsets and sizes lead to that are not true; OSError is what lseek(2) says of them.
+_DAMAGE = (struct.error, ValueError, OverflowError, OSError)
 _CHUNK = 1 << 20
 #: How many records, and bytes of such, are held back at the most.
 _MOST_HELD = 1 << 20
@@ -100,7 +102,7 @@ _MOST_HELD_SIZE = 1 << 28
 #: perf refuses attrs that are longer than it knows: 144 bytes in Linux 6.18.
 _MOST_OF_ATTR = 4096
 _MOST_EVENTS = 1 << 16
-_MOST_IDS = 1 << 22
+_MOST_IDS = 1 << 20
 
 
 class DataSamples:
@@ -138,7 +140,7 @@ class DataSamples:
             self._open()
         except BaseException as error:
             self.close()
-            if isinstance(error, (struct.error, ValueError, OverflowError)):
+            if isinstance(error, _DAMAGE):
                 raise _damaged() from error
             raise
 
@@ -157,9 +159,9 @@ class DataSamples:
         self._file.close()
 
     @property
-    def events(self) -> list[Layout]:
+    def events(self) -> list[Event]:
         """The events of the file."""
-        return self._layouts
+        return [layout.event for layout in self._layouts]
 
     # The header
 
@@ -194,8 +196,10 @@ class DataSamples:
             entry = file.read(_MOST_OF_ATTR + 16)
             attr = _attr_of(entry, self._order)
             ids_at, ids_size = struct.unpack_from(self._order + "QQ", entry, len(attr))
+            if ids_size > 8 * self._ids_left:
+                raise _damaged()
             file.seek(ids_at)
-            self._add(attr, file.read(min(ids_size, 8 * _MOST_IDS)))
+            self._add(attr, file.read(ids_size))
             at += len(attr) + 16
 
     def _add(self, attr: bytes, ids: bytes) -> None:
@@ -239,7 +243,7 @@ class DataSamples:
         try:
             for batch in self._batches():
                 yield from self._samples_of(batch)
-        except struct.error as error:
+        except _DAMAGE as error:
             raise _damaged() from error
 
     def _samples_of(self, batch: list[Entry]) -> Iterator[Sample]:
