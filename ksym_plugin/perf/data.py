@@ -137,6 +137,11 @@ class Header:
                 yield feature, file.read(min(size, _MOST))
 
 
+def damaged() -> DataError:
+    """What is raised where offsets, sizes or counts cannot be true."""
+    return DataError("it is damaged")
+
+
 def read(path: str | None) -> Recorded:
     """What the header of ``path`` tells; nothing at all for a pipe or another format."""
     recorded = Recorded()

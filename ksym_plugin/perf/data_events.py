@@ -9,6 +9,7 @@ import struct
 from operator import itemgetter
 
 from ksym_plugin.kernel.clocks import clock_of_attr
+from ksym_plugin.perf.data import DataError, damaged
 from ksym_plugin.perf.samples import Event
 
 TYPE_CHECKING = False
@@ -20,8 +21,6 @@ _IP, _TID, _TIME, _ADDR, _READ, _CALLCHAIN, _ID, _CPU, _PERIOD, _STREAM_ID = (
     1 << bit for bit in range(10)
 )
 _BRANCH_STACK, _STACK_USER, _IDENTIFIER = 1 << 11, 1 << 13, 1 << 16
-#: Either tells which event a sample is of.
-SAMPLE_ID = _ID | _IDENTIFIER
 #: What begins a sample, in this order, with its form: 8 bytes each.
 _HEAD = (
     (_IDENTIFIER, "Q"),
@@ -56,6 +55,57 @@ _NAMES = {
         " major-faults alignment-faults emulation-faults dummy bpf-output cgroup-switches"
     ).split(),
 }
+
+
+#: perf refuses attrs that are longer than it knows: 144 bytes in Linux 6.18.
+LONGEST_ATTR = 4096
+_SHORTEST_ATTR = 64
+_MOST_EVENTS = 1 << 16
+_MOST_IDS = 1 << 20
+
+
+class Layouts:
+    """The events of a file.
+
+    ``settle`` has to be called before the first sample is looked up. Then ``sole`` is the
+    event of all samples, where there is one; of others the id is at ``id_at`` in the record.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self.all: list[Layout] = []
+        self.by_id: dict[int, Layout] = {}
+        #: How many more ids there may be.
+        self.ids_left = _MOST_IDS
+        self.is_settled = False
+        self.sole: Layout | None = None
+        self.id_at = 0
+
+    def add(self, attr: bytes, ids: bytes) -> None:
+        """One more event, from its raw perf_event_attr and the ids that its samples have."""
+        layout = Layout(attr, self._header)
+        self.all.append(layout)
+        self.ids_left -= len(ids) // 8
+        if len(self.all) > _MOST_EVENTS or self.ids_left < 0:
+            raise damaged()
+        for (number,) in struct.iter_unpack(self._header.order + "Q", ids[: len(ids) // 8 * 8]):
+            self.by_id[number] = layout
+        self.is_settled, self.sole = False, None
+
+    def settle(self) -> None:
+        """Find out how samples tell which event they are of. DataError if they do not."""
+        if not self.all:
+            raise DataError("it has samples before it says of what")
+        if len(self.all) == 1:
+            self.sole = self.all[0]
+        elif not all(layout.id_at for layout in self.all):
+            raise DataError("its samples do not tell which event they are of")
+        self.id_at = self.all[0].id_at
+        self.is_settled = True
+
+    def of(self, number: int) -> Layout | None:
+        """The event with an id. What perf made up itself has none, and is of the first."""
+        return self.by_id.get(number) or (None if number else self.all[0])
 
 
 class Layout:
@@ -170,8 +220,17 @@ class Layout:
                 back += 8
                 if field == _TIME:
                     self.time_back = back
-                elif field & SAMPLE_ID and not self.id_back:
+                elif field in (_ID, _IDENTIFIER) and not self.id_back:
                     self.id_back = back
+
+
+def attr_of(entry: bytes, order: str) -> bytes:
+    """The perf_event_attr that ``entry`` begins with; the first ones did not say their size."""
+    (size,) = struct.unpack_from(order + "I", entry, 4)
+    size = size or _SHORTEST_ATTR
+    if not _SHORTEST_ATTR <= size <= min(len(entry), LONGEST_ATTR):
+        raise damaged()
+    return entry[:size]
 
 
 def _default_name(kind: int, config: int) -> str:

@@ -26,12 +26,13 @@ from ksym_plugin.perf.data import (
     DataError,
     Header,
     Recorded,
+    damaged,
     feature_of,
     read_events,
     size_behind,
     text_start,
 )
-from ksym_plugin.perf.data_events import SAMPLE_ID, Layout
+from ksym_plugin.perf.data_events import LONGEST_ATTR, Layouts, attr_of
 from ksym_plugin.perf.samples import GUEST, HYPERVISOR, KERNEL, MARKERS, USER, Event, Sample, frames
 
 TYPE_CHECKING = False
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from types import TracebackType
     from typing import BinaryIO
+
+    from ksym_plugin.perf.data_events import Layout
 
     #: Time, number, how to read a sample (None: COMM or FORK), and where the record is.
     Entry = tuple[int, int, "Layout | None", bytes, int]
@@ -58,11 +61,7 @@ _REFUSED = {
     _COMPRESSED2: _COMPRESSED_DATA,
 }
 #: HEADER_AUXTRACE, HEADER_DIR_FORMAT and HEADER_COMPRESSED.
-_REFUSED_FEATURES = {
-    18: _TRACES,
-    24: "it is a folder (perf record --threads)",
-    27: _COMPRESSED_DATA,
-}
+_REFUSED_FEATURES = {18: _TRACES, 24: _FOLDER, 27: _COMPRESSED_DATA}
 #: What ``uname -m`` says where kernel addresses, and they alone, have the highest of 64 bits.
 _KNOWN_MACHINES = frozenset(
     "x86_64 aarch64 aarch64_be arm64 ppc64 ppc64le riscv64 loongarch64 mips64".split()
@@ -99,10 +98,6 @@ _CHUNK = 1 << 20
 #: How many records, and bytes of such, are held back at the most.
 _MOST_HELD = 1 << 20
 _MOST_HELD_SIZE = 1 << 28
-#: perf refuses attrs that are longer than it knows: 144 bytes in Linux 6.18.
-_MOST_OF_ATTR = 4096
-_MOST_EVENTS = 1 << 16
-_MOST_IDS = 1 << 20
 
 
 class DataSamples:
@@ -120,14 +115,8 @@ class DataSamples:
         self.recorded = Recorded()
         self.lost = 0
         self.unknown = 0
-        self._layouts: list[Layout] = []
-        self._by_id: dict[int, Layout] = {}
-        self._ids_left = _MOST_IDS
-        #: The one that all samples have, once that is known.
-        self._sole: Layout | None = None
         self._comms = {0: "swapper"}
         self._values: dict[tuple[int, int], int] = {}
-        self._is_checked = False
         #: Records held back, and the bytes read since some were let go.
         self._held: list[Entry] = []
         self._held_size = 0
@@ -141,7 +130,7 @@ class DataSamples:
         except BaseException as error:
             self.close()
             if isinstance(error, _DAMAGE):
-                raise _damaged() from error
+                raise damaged() from error
             raise
 
     def __enter__(self) -> DataSamples:
@@ -161,13 +150,14 @@ class DataSamples:
     @property
     def events(self) -> list[Event]:
         """The events of the file."""
-        return [layout.event for layout in self._layouts]
+        return [layout.event for layout in self._layouts.all]
 
     # The header
 
     def _open(self) -> None:
         self._header = header = Header(self._file)
         self._order = header.order
+        self._layouts = Layouts(header)
         self._is_swapped = header.byteorder != sys.byteorder
         self._record = struct.Struct(header.order + "IHH")
         self._word = struct.Struct(header.order + "Q")
@@ -188,50 +178,34 @@ class DataSamples:
         self._left = size
 
     def _read_attrs(self, file: BinaryIO) -> None:
-        """Each attr, and where its events' ids are."""
+        """Each attr, and the ids of its event, which are elsewhere."""
         at, size = self._header.attrs
         end = at + size
         while at < end:
             file.seek(at)
-            entry = file.read(_MOST_OF_ATTR + 16)
-            attr = _attr_of(entry, self._order)
+            entry = file.read(LONGEST_ATTR + 16)
+            attr = attr_of(entry, self._order)
             ids_at, ids_size = struct.unpack_from(self._order + "QQ", entry, len(attr))
-            if ids_size > 8 * self._ids_left:
-                raise _damaged()
+            if ids_size > 8 * self._layouts.ids_left:
+                raise damaged()
             file.seek(ids_at)
-            self._add(attr, file.read(ids_size))
+            self._layouts.add(attr, file.read(ids_size))
             at += len(attr) + 16
-
-    def _add(self, attr: bytes, ids: bytes) -> None:
-        layout = Layout(attr, self._header)
-        self._layouts.append(layout)
-        for (number,) in self._word.iter_unpack(ids[: len(ids) // 8 * 8]):
-            self._by_id[number] = layout
-        self._ids_left -= len(ids) // 8
-        if len(self._layouts) > _MOST_EVENTS or self._ids_left < 0:
-            raise _damaged()
-        self._sole, self._is_checked = None, False
 
     def _learn(self, feature: int, content: bytes) -> None:
         if feature in _REFUSED_FEATURES:
             raise DataError(_REFUSED_FEATURES[feature])
         self.recorded.learn(feature, content, self._order)
         if feature == EVENT_DESC:
-            for layout, (name, _) in zip(self._layouts, read_events(content, self._order)):
+            for layout, (name, _) in zip(self._layouts.all, read_events(content, self._order)):
                 layout.name(name)
 
     def _check(self) -> None:
         """Whether samples of these events, of this machine, can be read."""
-        self._is_checked = True
         arch = self.recorded.arch
         if arch is not None and arch not in _KNOWN_MACHINES:
             raise DataError(_OTHER_SPLIT.format(arch))
-        if not self._layouts:
-            raise DataError("it has samples before it says of what")
-        if len(self._layouts) == 1:
-            self._sole = self._layouts[0]
-        elif not all(layout.sample_type & SAMPLE_ID for layout in self._layouts):
-            raise DataError("its samples do not tell which event they are of")
+        self._layouts.settle()
 
     # Samples
 
@@ -244,7 +218,7 @@ class DataSamples:
             for batch in self._batches():
                 yield from self._samples_of(batch)
         except _DAMAGE as error:
-            raise _damaged() from error
+            raise damaged() from error
 
     def _samples_of(self, batch: list[Entry]) -> Iterator[Sample]:
         comms = self._comms
@@ -260,11 +234,11 @@ class DataSamples:
                 counts, depth, start = layout.read_counts(chunk, at, at + size)
             end = start + 8 * depth
             if end > at + size:
-                raise _damaged()
+                raise damaged()
             callchain = chunk[start:end]
             if self._is_swapped:
                 callchain = _swapped(callchain)
-            if callchain[:8] not in _ALL_MARKERS or depth < 3:
+            if callchain[:8] not in _ALL_MARKERS or callchain[-8:] in _ALL_MARKERS:
                 callchain = _complete(callchain, ip, misc & _CPUMODE)
             comm = comms.get(tid) or f":{tid}"
             when = time if layout.time_at else None
@@ -282,7 +256,7 @@ class DataSamples:
         perf makes a sample of each member of a group of counters (perf record -e '{…}:S').
         """
         for number, value in counts:
-            other = self._by_id.get(number)
+            other = self._layouts.by_id.get(number)
             if other is None:
                 self.unknown += 1
                 continue
@@ -328,7 +302,7 @@ class DataSamples:
             self._place += at
             self._held_size += at
         if begun or self._left:
-            raise _damaged()
+            raise damaged()
         self._held.sort()
         yield self._held
 
@@ -343,26 +317,27 @@ class DataSamples:
         while size > 0:
             piece = self._read(min(size, _CHUNK))
             if not piece:
-                raise _damaged()
+                raise damaged()
             size -= len(piece)
 
     def _scan(self, chunk: bytes) -> Generator[list[Entry], None, int]:
         """The batches that are complete with the whole records of a chunk; where those end."""
         record, word = self._record.unpack_from, self._word.unpack_from
-        held, place, last = self._held, self._place, len(chunk) - _RECORD_SIZE
+        layouts, held, place = self._layouts, self._held, self._place
+        last = len(chunk) - _RECORD_SIZE
         at_once: list[Entry] = []
         at = 0
         while at <= last:
             kind, _, size = record(chunk, at)
             if size < _LEAST.get(kind, _RECORD_SIZE):
-                raise _damaged()
+                raise damaged()
             if at + size > len(chunk):
                 break
             if kind == _SAMPLE:
-                layout = self._sole or self._layout_of(chunk, at, size)
+                layout = layouts.sole or self._layout_of(chunk, at)
                 if layout is not None:
                     if size < layout.head_size:
-                        raise _damaged()
+                        raise damaged()
                     time = word(chunk, at + layout.time_at)[0] if layout.time_at else 0
                     to = at_once if time in _NO_TIMES else held
                     to.append((time, place + at, layout, chunk, at))
@@ -374,10 +349,8 @@ class DataSamples:
                 time = self._time_of(chunk, at, size)
                 to = at_once if time in _NO_TIMES else held
                 to.append((time, place + at, None, chunk, at))
-            elif kind in _READ_BY:
-                _READ_BY[kind](self, chunk[at : at + size])
-            elif kind == RECORD_TRACING_DATA:
-                at += size_behind(kind, chunk, at, self._order)
+            else:
+                at += self._take_in(kind, chunk, at, size)
             at += size
         yield at_once
         if len(held) > _MOST_HELD or self._held_size > _MOST_HELD_SIZE:
@@ -404,30 +377,33 @@ class DataSamples:
         self._held_size = 0
         return ready
 
-    def _layout_of(self, chunk: bytes, at: int, size: int) -> Layout | None:
-        """Of which event a sample is; None, and counted, if it is of none."""
-        if not self._is_checked:
+    def _layout_of(self, chunk: bytes, at: int) -> Layout | None:
+        """Of which event the sample at ``at`` is; None, and counted, if it is of none."""
+        layouts = self._layouts
+        if not layouts.is_settled:
             self._check()
-        if len(self._layouts) == 1:
-            return self._layouts[0]
-        id_at = self._layouts[0].id_at
-        if size < id_at + 8:
-            raise _damaged()
-        (number,) = self._word.unpack_from(chunk, at + id_at)
-        # What perf made up itself has no id.
-        layout = self._by_id.get(number) if number else self._layouts[0]
+            if layouts.sole is not None:
+                return layouts.sole
+        layout = layouts.of(self._word.unpack_from(chunk, at + layouts.id_at)[0])
         if layout is None:
             self.unknown += 1
         return layout
 
+    def _take_in(self, kind: int, chunk: bytes, at: int, size: int) -> int:
+        """Another record; how much follows it that is not counted in its size."""
+        read = _READ_BY.get(kind)
+        if read is not None:
+            read(self, chunk[at : at + size])
+        return size_behind(kind, chunk, at, self._order)
+
     def _time_of(self, chunk: bytes, at: int, size: int) -> int:
         """When a record was written; 0 if it does not say."""
-        if not self._layouts:
+        if not self._layouts.all:
             return 0
-        layout = first = self._layouts[0]
-        if len(self._layouts) > 1 and first.id_back:
+        layout = first = self._layouts.all[0]
+        if len(self._layouts.all) > 1 and first.id_back:
             (number,) = self._word.unpack_from(chunk, at + size - first.id_back)
-            layout = self._by_id.get(number, first)
+            layout = self._layouts.by_id.get(number, first)
         if not layout.time_back:
             return 0
         return int(self._word.unpack_from(chunk, at + size - layout.time_back)[0])
@@ -446,13 +422,13 @@ class DataSamples:
             raise DataError(_OTHER_SPLIT.format(f"it begins at {start:#x}"))
 
     def _read_attr(self, record: bytes) -> None:
-        attr = _attr_of(record[_RECORD_SIZE:], self._order)
-        self._add(attr, record[_RECORD_SIZE + len(attr) :])
+        attr = attr_of(record[_RECORD_SIZE:], self._order)
+        self._layouts.add(attr, record[_RECORD_SIZE + len(attr) :])
 
     def _read_update(self, record: bytes) -> None:
         kind, number = struct.unpack_from(self._order + "QQ", record, 8)
-        if kind == _UPDATES_NAME and number in self._by_id:
-            self._by_id[number].name(record[24:].partition(b"\0")[0])
+        if kind == _UPDATES_NAME and number in self._layouts.by_id:
+            self._layouts.by_id[number].name(record[24:].partition(b"\0")[0])
 
     def _read_feature(self, record: bytes) -> None:
         self._learn(*feature_of(record, self._order))
@@ -474,15 +450,6 @@ _READ_BY = {
 }
 
 
-def _attr_of(entry: bytes, order: str) -> bytes:
-    """The perf_event_attr that ``entry`` begins with; 64 bytes if it does not say its size."""
-    (size,) = struct.unpack_from(order + "I", entry, 4)
-    size = size or 64
-    if not 64 <= size <= min(len(entry), _MOST_OF_ATTR):
-        raise _damaged()
-    return entry[:size]
-
-
 def _complete(callchain: bytes, ip: int, mode: int) -> bytes:
     """A callchain that tells its regions, by the sample's cpumode if it does not itself."""
     if not frames(callchain):
@@ -496,7 +463,3 @@ def _swapped(words: bytes) -> bytes:
     swapped = array("Q", words)
     swapped.byteswap()
     return swapped.tobytes()
-
-
-def _damaged() -> DataError:
-    return DataError("it is damaged")
