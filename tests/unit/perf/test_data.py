@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ksym_plugin.perf import data
 from ksym_plugin.perf.data import Recorded
+from tests.unit.perf_files import PerfEvent, PerfFile
 
 TEXT = 0xFFFF_FFFF_8100_0000
 BUILD_ID = bytes(range(1, 21))
@@ -169,6 +170,25 @@ def test_the_longest_name_of_an_event(tmp_path: Path, names: list[bytes], width:
         found = read(tmp_path, file_of(b"", {EVENTS: content}))
         assert found.width == width
         assert list(found.attrs) == [name.decode() for name in names]
+
+
+@pytest.mark.parametrize("form", ["file", "pipe"])
+@pytest.mark.parametrize("order", "<>")
+def test_either_byte_order_and_what_a_pipe_s_records_tell(
+    tmp_path: Path, order: str, form: str
+) -> None:
+    events = [PerfEvent("cycles", config=1), PerfEvent("page-faults:u", ids=(3, 4))]
+    file = PerfFile(*events, order=order, arch="aarch64")
+    file.features[HOST] = file.string("pod-7")
+    file.features[RELEASE] = file.string("6.1.0-demo")
+    # What it announces is no record, whatever it looks like.
+    fake = file.record(80, file.pack("Q", HOST) + file.string("fake"))
+    file.records.append(file.record(66, file.pack("I", len(fake))) + padded(fake))
+    file.kernel_map(TEXT)
+    found = read(tmp_path, getattr(file, form)())
+    assert (found.host, found.release, found.arch) == ("pod-7", "6.1.0-demo", "aarch64")
+    assert (found.text_start, found.width) == (TEXT, len("page-faults:u"))
+    assert found.attrs == {event.name: file.attr(event) for event in events}
 
 
 @pytest.mark.parametrize("magic", [b"PERFFILE", b"2ELIFREP", b"\0" * 8, b"\x7fELF\0\0\0\0"])
