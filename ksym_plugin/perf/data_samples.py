@@ -38,7 +38,6 @@ from ksym_plugin.perf.samples import GUEST, HYPERVISOR, KERNEL, MARKERS, USER, E
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
-    from types import TracebackType
     from typing import BinaryIO
 
     from ksym_plugin.perf.data_events import Layout
@@ -92,7 +91,7 @@ _LEAST = {
     _EVENT_UPDATE: 24,
     RECORD_HEADER_FEATURE: 16,
 }
-#: What offsets and sizes lead to that are not true; OSError is what lseek(2) says of them.
+#: What untrue offsets and sizes lead to; OSError is what lseek(2) says of them.
 _DAMAGE = (struct.error, ValueError, OverflowError, OSError)
 _CHUNK = 1 << 20
 #: How many records, and bytes of such, are held back at the most.
@@ -109,7 +108,7 @@ class DataSamples:
     """
 
     def __init__(self, path: str) -> None:
-        """DataError if this kind of file is not read here; OSError if it cannot be opened."""
+        """DataError if the file cannot be opened, or is of a kind that is not read here."""
         if os.path.isdir(path):
             raise DataError(_FOLDER)
         self.recorded = Recorded()
@@ -124,7 +123,10 @@ class DataSamples:
         self._limit = 0
         #: Where in the data the chunk begins that is being read.
         self._place = 0
-        self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
+        try:
+            self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
+        except (OSError, ValueError) as error:
+            raise DataError(f"it cannot be opened ({error})") from None
         try:
             self._open()
         except BaseException as error:
@@ -136,12 +138,7 @@ class DataSamples:
     def __enter__(self) -> DataSamples:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -401,8 +401,12 @@ def test_what_only_perf_makes_samples_of(
 def test_a_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="folder"):
         DataSamples(str(tmp_path))
-    with pytest.raises(FileNotFoundError):
-        DataSamples(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/perf.data", "a\0b", ""])
+def test_no_file(path: str) -> None:
+    with pytest.raises(DataError, match="cannot be opened"):
+        DataSamples(path)
 
 
 def test_several_events_without_ids(tmp_path: Path) -> None:
