@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import signal
 import subprocess
@@ -12,7 +14,10 @@ import click
 from ksym_plugin.cli import options
 from ksym_plugin.cli.output import Failure, say, write_json, write_lines
 from ksym_plugin.cli.script import handler_call
+from ksym_plugin.perf import report
+from ksym_plugin.perf.data import is_piped
 from ksym_plugin.stacks.account import lived, loader
+from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,9 +91,8 @@ def command(
     program, or at which the program had called. In JSON, which always has them, times
     are nanoseconds of CLOCK_MONOTONIC.
     """
-    call, environment = handler_call(data, history, "report", clock, perf_options)
-    done = subprocess.run(call, env=environment, stdout=subprocess.PIPE, check=False)
-    found = _choose(_documents(done), event)
+    documents, status = account(data, history, clock, perf_options)
+    found = _choose(documents, event)
     rows = [row for row in found["programs"] if fnmatchcase(row["name"], options.glob(pattern))]
     rows.sort(key=_SORTS[sort])
     if as_json:
@@ -99,8 +103,42 @@ def command(
             write_lines(["", _HEAD, *(line for row in rows for line in _lines(row, with_lines))])
         else:
             say(_why_none(found, pattern))
-    if done.returncode:  # Also where perf could read a part of the data only.
-        raise Failure(f"perf script failed (status {done.returncode}) before the end of the data")
+    if status:  # Also where perf could read a part of the data only.
+        raise Failure(f"perf script failed (status {status}) before the end of the data")
+
+
+def account(
+    data: str | None, history: str | None, clock: str | None, perf_options: tuple[str, ...]
+) -> tuple[list[dict[str, Any]], int]:
+    """What is counted of a perf.data, one of each event, and perf's exit status.
+
+    Without perf where that counts the same; always by perf script if that is given options.
+    """
+    if not perf_options and (data or not is_piped()):
+        documents = _without_perf(data or "perf.data", history, clock)
+        if documents is not None:
+            return documents, 0
+    return by_handler(data, history, clock, perf_options)
+
+
+def _without_perf(path: str, history: str | None, clock: str | None) -> list[dict[str, Any]] | None:
+    """None where perf has to read it: then the handler says what there is to say."""
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        try:
+            documents = report.read(path, history, clock)
+        except KsymError:
+            return None
+    click.echo(told.getvalue(), nl=False, err=True)
+    return documents
+
+
+def by_handler(
+    data: str | None, history: str | None, clock: str | None, perf_options: tuple[str, ...] = ()
+) -> tuple[list[dict[str, Any]], int]:
+    """The same by the handler within perf script. KsymError if it cannot run."""
+    call, environment = handler_call(data, history, "report", clock, perf_options)
+    done = subprocess.run(call, env=environment, stdout=subprocess.PIPE, check=False)
+    return _documents(done), done.returncode
 
 
 def _documents(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:

@@ -266,7 +266,7 @@ def path_of_running_perf() -> str | None:
             words = [os.fsdecode(word) for word in file.read().split(b"\0")]
     except OSError:
         return None
-    return _input_of(words) or ("-" if _is_piped() else "perf.data")
+    return _input_of(words) or ("-" if is_piped() else "perf.data")
 
 
 def _input_of(words: list[str]) -> str | None:
@@ -282,7 +282,7 @@ def _input_of(words: list[str]) -> str | None:
     return None
 
 
-def _is_piped() -> bool:
+def is_piped() -> bool:
     """Whether standard input is a pipe, which perf reads if it is not told what to read."""
     try:
         return stat.S_ISFIFO(os.fstat(0).st_mode)

@@ -46,10 +46,12 @@ if TYPE_CHECKING:
     Entry = tuple[int, int, "Layout | None", bytes, int]
 
 # Types of records: the kernel's, and from 64 on perf's own (tools/lib/perf/include/perf/event.h).
-_LOST, _COMM, _FORK, _SAMPLE, _LOST_SAMPLES = 2, 3, 7, 9, 13
+_LOST, _COMM, _FORK, _SAMPLE, _LOST_SAMPLES, _KSYMBOL = 2, 3, 7, 9, 13, 17
 _HEADER_ATTR, _FINISHED_ROUND, _AUXTRACE_INFO, _AUXTRACE = 64, 68, 70, 71
 _EVENT_UPDATE, _COMPRESSED, _COMPRESSED2 = 78, 81, 83
 _UPDATES_NAME = 2
+#: PERF_RECORD_KSYMBOL_TYPE_OOL.
+_OUT_OF_LINE = 2
 _COMPRESSED_DATA = "it is compressed (perf record -z)"
 _FOLDER = "it is a folder (perf record --threads)"
 _TRACES = "its samples are made of hardware traces (Intel PT, CoreSight and the like)"
@@ -68,7 +70,7 @@ _KNOWN_MACHINES = frozenset(
 _KERNEL_HALF = 1 << 63
 _OTHER_SPLIT = "it is of a machine whose kernel addresses are not told by their highest bit ({})"
 
-_CPUMODE = 7
+_CPUMODE, _KERNEL_MODE = 7, 1
 #: The region of PERF_RECORD_MISC_KERNEL, _USER, _HYPERVISOR, _GUEST_KERNEL, _GUEST_USER.
 _REGIONS = {1: KERNEL, 2: USER, 3: HYPERVISOR, 4: GUEST, 5: GUEST}
 _MARKERS = {mode: MARKERS[region].to_bytes(8, sys.byteorder) for mode, region in _REGIONS.items()}
@@ -86,6 +88,7 @@ _LEAST = {
     _FORK: 32,
     RECORD_MMAP2: 72,
     _LOST_SAMPLES: 16,
+    _KSYMBOL: 24,
     _HEADER_ATTR: 72,
     RECORD_TRACING_DATA: 12,
     _EVENT_UPDATE: 24,
@@ -104,7 +107,8 @@ class DataSamples:
 
     ``recorded`` is what the header says of the kernel. Of a pipe's file it is complete, as
     is ``events``, when the first sample has come. ``lost`` counts what the kernel said it
-    had no room for, ``unknown`` samples that are of no event of the file.
+    had no room for, ``unknown`` samples that are of no event of the file. ``kernel_maps``
+    are start and end of modules, and of the copies of code that kprobes are on.
     """
 
     def __init__(self, path: str) -> None:
@@ -114,6 +118,7 @@ class DataSamples:
         self.recorded = Recorded()
         self.lost = 0
         self.unknown = 0
+        self.kernel_maps: list[tuple[int, int]] = []
         self._comms = {0: "swapper"}
         self._values: dict[tuple[int, int], int] = {}
         #: Records held back, and the bytes read since some were let go.
@@ -412,11 +417,20 @@ class DataSamples:
         self.lost += self._word.unpack_from(record, 8)[0]
 
     def _read_map(self, record: bytes) -> None:
-        """Where the kernel lies, of a machine that the file does not name."""
-        kind, _, _ = self._record.unpack_from(record)
+        """A module, or where the kernel lies, of a machine that the file does not name."""
+        kind, misc, _ = self._record.unpack_from(record)
         start = text_start(kind, record, self._order)
-        if self.recorded.arch is None and start is not None and start < _KERNEL_HALF:
+        if start is None:
+            if misc & _CPUMODE == _KERNEL_MODE:
+                begin, size = struct.unpack_from(self._order + "QQ", record, 16)
+                self.kernel_maps.append((begin, begin + size))
+        elif self.recorded.arch is None and start < _KERNEL_HALF:
             raise DataError(_OTHER_SPLIT.format(f"it begins at {start:#x}"))
+
+    def _read_symbol(self, record: bytes) -> None:
+        begin, size, kind = struct.unpack_from(self._order + "QIH", record, 8)
+        if kind == _OUT_OF_LINE:
+            self.kernel_maps.append((begin, begin + size))
 
     def _read_attr(self, record: bytes) -> None:
         attr = attr_of(record[_RECORD_SIZE:], self._order)
@@ -440,6 +454,7 @@ _READ_BY = {
     RECORD_MMAP2: DataSamples._read_map,
     _LOST: DataSamples._read_lost,
     _LOST_SAMPLES: DataSamples._read_lost_samples,
+    _KSYMBOL: DataSamples._read_symbol,
     _HEADER_ATTR: DataSamples._read_attr,
     _EVENT_UPDATE: DataSamples._read_update,
     RECORD_HEADER_FEATURE: DataSamples._read_feature,

@@ -32,9 +32,9 @@ _REGIONS = {
     _MODULUS - 2176: GUEST,
     _MODULUS - 2560: GUEST,
 }
-#: PERF_CONTEXT_USER_DEFERRED: the user's part comes in a later record, and what follows is the
+#: PERF_CONTEXTUSER_DEFERRED: the user's part comes in a later record, and what follows is the
 #: number of that (perf record --call-graph fp,defer).
-_USER_DEFERRED = _MODULUS - 640
+USER_DEFERRED = _MODULUS - 640
 #: Kernel addresses have the highest bit, on 64-bit kernels but s390's and SPARC's.
 _KERNEL_HALF = 1 << 63
 #: The marker that a region begins with.
@@ -121,7 +121,7 @@ def frames(callchain: bytes) -> tuple[tuple[int, str], ...]:
         if address >= FIRST_MARKER:
             if region is USER:
                 continue
-            if address == _USER_DEFERRED:
+            if address == USER_DEFERRED:
                 break
             region = _REGIONS.get(address, region)
             continue

@@ -1,0 +1,227 @@
+"""The samples of a perf.data by BPF program, without perf.
+
+The history says which frames are BPF's, and whose. Where perf's own name of a frame would
+count beside it (``namer.decide``), there is no such name here: DataError then leaves the
+whole file to the handler, so that both count alike.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ksym_plugin.history import locate
+from ksym_plugin.perf import data, session
+from ksym_plugin.perf.data import DataError
+from ksym_plugin.perf.data_samples import DataSamples
+from ksym_plugin.perf.namer import format_name
+from ksym_plugin.perf.output import say
+from ksym_plugin.perf.samples import KERNEL as IN_KERNEL
+from ksym_plugin.perf.samples import MARKERS, USER, USER_DEFERRED, frames
+from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account
+from ksym_plugin.timeline.resolver import FIRST_MARKER, Locator, Resolver
+from ksym_plugin.timeline.symbols import (
+    AMONG_BPF,
+    BPF_MODULE,
+    GAP,
+    GRACE,
+    LOST,
+    NOT_LOADED,
+    OUTSIDE_HISTORY,
+    UNKNOWN_ADDRESS,
+    Reason,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ksym_plugin.history.reader import BootHistory
+    from ksym_plugin.perf.samples import Event, Sample
+    from ksym_plugin.perf.session import Session
+    from ksym_plugin.timeline.symbols import Frame, Lifetime
+
+#: Where the history is silent, or not sure, perf's name counts.
+_LEFT_TO_PERF = (AMONG_BPF, NOT_LOADED, LOST, OUTSIDE_HISTORY)
+#: perf drops a callchain with any other (thread__resolve_callchain_sample in util/machine.c).
+_TAKEN = frozenset((MARKERS[IN_KERNEL], MARKERS[USER], USER_DEFERRED))
+#: How many different callchains are kept.
+_MOST_CHAINS = 1 << 17
+
+
+def read(path: str, history: str | None, clock: str | None) -> list[dict[str, Any]]:
+    """``Account.documents`` of a perf.data; what a user must know of it is said.
+
+    DataError if perf has to read it, KsymError if there is a history that cannot be used.
+    """
+    if not os.path.isfile(path):  # What comes through a pipe can be read once.
+        raise DataError("it is no regular file")
+    if locate.find(history, path) is None:
+        raise DataError("without a history perf's names count")
+    with (
+        DataSamples(path) as samples,
+        session.open_session(history, path, data.read(path)) as known,
+    ):
+        counter = _Counter(known, clock)
+        for sample in samples.samples():
+            counter.add(sample)
+        if any(start <= at < end for start, end in samples.kernel_maps for at in counter.freed):
+            raise DataError("where programs have gone perf may know of other code")
+        if samples.lost:
+            say(f"perf record lost {samples.lost:,} records")
+        for line in counter.lines():
+            say(line)
+        return counter.account.documents()
+
+
+def _open(path: str, history: str | None) -> Session:
+    return session.open_session(history, path, data.read(path))
+
+
+class _Chain:
+    """What counts of a callchain: its leaf, and the frames that may be BPF's.
+
+    ``pieces`` are their numbers in the account, leaf first; ``passing`` are place and
+    address of those that the time decides.
+    """
+
+    __slots__ = ("kernel_frames", "passing", "pieces")
+
+    def __init__(self) -> None:
+        self.kernel_frames = 0
+        self.pieces: list[int] = []
+        self.passing: list[tuple[int, int]] = []
+
+
+class _Counter:
+    """Counts samples by who was where when they were taken."""
+
+    def __init__(self, known: Session, clock: str | None) -> None:
+        """DataError if the history leaves some of it to perf's names."""
+        self.account = Account()
+        #: Where programs were seen after their unload.
+        self.freed: set[int] = set()
+        self._grace = 0
+        self._kernel_frames = 0
+        self._bpf = 0
+        self._unknown: dict[str, int] = {}
+        self._history = _without_losses(known)
+        self._clock_map = self._history.clock_map()
+        self._clock = clock
+        self._clocks: dict[Event, str] = {}
+        self._resolver = Resolver(self._history)
+        self._locator = Locator(known.lines)
+        self._chains: dict[bytes, _Chain] = {}
+        #: Addresses that neither BPF nor a module ever had.
+        self._fixed: set[int] = set()
+        self._numbers: dict[tuple[Lifetime | None, int, str, bool], int] = {}
+
+    def add(self, sample: Sample) -> None:
+        """Count a sample. DataError if perf has to name one of its frames."""
+        chain = self._chains.get(sample.callchain)
+        if chain is None:
+            chain = self._take_in(sample)
+        pieces = chain.pieces
+        if chain.kernel_frames:
+            self._kernel_frames += chain.kernel_frames
+            time_ns = self._time(sample)
+            if chain.passing:
+                pieces = pieces.copy()
+                for place, address in chain.passing:
+                    pieces[place] = self._piece(address, time_ns, not place)
+        self.account.add(sample.event.name, sample.comm, pieces)
+
+    def lines(self) -> list[str]:
+        """What became of the kernel frames, a line a fact."""
+        summary = (
+            f"{self._kernel_frames:,} kernel frames: {self._bpf:,} are BPF by the history,"
+            f" {self._grace:,} of them ran after their unload (grace)"
+        )
+        ranked = sorted(self._unknown.items(), key=lambda item: -item[1])
+        return [summary, *(f"{count:,} unknown: {why}" for why, count in ranked)]
+
+    def _take_in(self, sample: Sample) -> _Chain:
+        """A callchain that was not met before."""
+        chain = _Chain()
+        for address, region in _frames(sample.callchain):
+            if region == USER:
+                if not chain.kernel_frames:
+                    chain.pieces.append(ELSEWHERE)
+                break
+            if region != IN_KERNEL:
+                raise DataError("perf tells the kernel of a virtual machine from this one")
+            if not self._is_fixed(address, sample):
+                chain.passing.append((len(chain.pieces), address))
+                chain.pieces.append(KERNEL)
+            elif not chain.kernel_frames:
+                chain.pieces.append(KERNEL)
+            chain.kernel_frames += 1
+        if len(self._chains) >= _MOST_CHAINS:
+            self._chains.clear()
+        self._chains[sample.callchain] = chain
+        return chain
+
+    def _is_fixed(self, address: int, sample: Sample) -> bool:
+        if address in self._fixed:
+            return True
+        if self._resolver.resolve(address, self._time(sample)) is not UNKNOWN_ADDRESS:
+            return False
+        self._fixed.add(address)
+        return True
+
+    def _time(self, sample: Sample) -> int:
+        """When a sample was taken, CLOCK_MONOTONIC ns; the history covers it."""
+        clock = self._clocks.get(sample.event)
+        if clock is None:
+            clock = self._clocks[sample.event] = self._clock_of(sample.event)
+        if sample.time is None:
+            raise DataError("samples without a time have perf's names")
+        time_ns = self._clock_map.to_monotonic(clock, sample.time)
+        if not self._history.covers(time_ns):
+            raise DataError("where the history does not reach perf's names count")
+        return time_ns
+
+    def _clock_of(self, event: Event) -> str:
+        clock = self._clock or event.clock
+        if clock is None or not self._clock_map.knows(clock):
+            raise DataError("the history cannot place its times, so perf's names count")
+        return clock
+
+    def _piece(self, address: int, time_ns: int, is_leaf: bool) -> int:
+        """The number of a frame that the time decides."""
+        answer = self._resolver.resolve(address, time_ns)
+        if isinstance(answer, Reason):
+            if answer in _LEFT_TO_PERF:
+                raise DataError(f"perf's names count: {answer.text}")
+            self._unknown[answer.text] = self._unknown.get(answer.text, 0) + 1
+            return KERNEL
+        if answer.module != BPF_MODULE:
+            return KERNEL
+        if answer.certainty == GAP:
+            raise DataError("where changes may have been lost perf's names count")
+        self._bpf += 1
+        if answer.certainty == GRACE:
+            self._grace += 1
+            self.freed.add(address)
+        key = answer.lifetime, address, answer.certainty, is_leaf
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = self._number(answer, is_leaf)
+        return number
+
+    def _number(self, frame: Frame, is_leaf: bool) -> int:
+        return self.account.frame(format_name(frame), self._locator.locate(frame, is_leaf))
+
+
+def _without_losses(known: Session) -> BootHistory:
+    if known.history is None or known.history.losses:
+        raise DataError("the history does not know all that was there, so perf's names count")
+    return known.history
+
+
+def _frames(callchain: bytes) -> tuple[tuple[int, str], ...]:
+    """Address and region of the frames that perf takes: the leaf alone, of what it drops."""
+    found = frames(callchain)
+    for word in memoryview(callchain).cast("Q"):
+        if word >= FIRST_MARKER and word not in _TAKEN:
+            return found[:1]
+    return found
