@@ -8,6 +8,7 @@ whole file to the handler, so that both count alike.
 from __future__ import annotations
 
 import os
+import sys
 
 from ksym_plugin.history import locate
 from ksym_plugin.perf import data, session
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 _LEFT_TO_PERF = (AMONG_BPF, NOT_LOADED, LOST, OUTSIDE_HISTORY)
 #: perf drops a callchain with any other (thread__resolve_callchain_sample in util/machine.c).
 _TAKEN = frozenset((MARKERS[IN_KERNEL], MARKERS[USER], USER_DEFERRED))
+_USER_MARKER = MARKERS[USER].to_bytes(8, sys.byteorder)
+#: In each word that is as high as markers are.
+_LIKE_A_MARKER = b"\xff" * 6
 #: How many different callchains are kept.
 _MOST_CHAINS = 1 << 17
 
@@ -117,9 +121,10 @@ class _Counter:
 
     def add(self, sample: Sample) -> None:
         """Count a sample. DataError if perf has to name one of its frames."""
-        chain = self._chains.get(sample.callchain)
+        key = _counting(sample.callchain)
+        chain = self._chains.get(key)
         if chain is None:
-            chain = self._take_in(sample)
+            chain = self._chains[key] = self._take_in(key, sample)
         pieces = chain.pieces
         if chain.kernel_frames:
             self._kernel_frames += chain.kernel_frames
@@ -139,10 +144,12 @@ class _Counter:
         ranked = sorted(self._unknown.items(), key=lambda item: -item[1])
         return [summary, *(f"{count:,} unknown: {why}" for why, count in ranked)]
 
-    def _take_in(self, sample: Sample) -> _Chain:
+    def _take_in(self, callchain: bytes, sample: Sample) -> _Chain:
         """A callchain that was not met before."""
+        if len(self._chains) >= _MOST_CHAINS:
+            self._chains.clear()
         chain = _Chain()
-        for address, region in _frames(sample.callchain):
+        for address, region in _frames(callchain):
             if region == USER:
                 if not chain.kernel_frames:
                     chain.pieces.append(ELSEWHERE)
@@ -155,9 +162,6 @@ class _Counter:
             elif not chain.kernel_frames:
                 chain.pieces.append(KERNEL)
             chain.kernel_frames += 1
-        if len(self._chains) >= _MOST_CHAINS:
-            self._chains.clear()
-        self._chains[sample.callchain] = chain
         return chain
 
     def _is_fixed(self, address: int, sample: Sample) -> bool:
@@ -216,6 +220,19 @@ def _without_losses(known: Session) -> BootHistory:
     if known.history is None or known.history.losses:
         raise DataError("the history does not know all that was there, so perf's names count")
     return known.history
+
+
+def _counting(callchain: bytes) -> bytes:
+    """The part of a callchain that counts: of the user's, only that it is the user's.
+
+    All of it where perf may drop it.
+    """
+    if callchain.startswith(_USER_MARKER):
+        return callchain[:16]
+    end = callchain.find(_USER_MARKER)
+    if end > 8 and not end % 8 and _LIKE_A_MARKER not in callchain[end + 8 :]:
+        return callchain[:end]
+    return callchain
 
 
 def _frames(callchain: bytes) -> tuple[tuple[int, str], ...]:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from ksym_plugin.cli.report import by_handler
+from ksym_plugin.perf import report
 from tests.oracle import procs
 
 TYPE_CHECKING = False
@@ -38,6 +40,16 @@ for number, fd in enumerate(fds):
     info = rawbpf.info(fd)
     known[info.id] = [number, [[s, s + n] for s, n in zip(info.starts, info.lens)]]
 print(json.dumps(known))
+"""
+#: Loads, runs and closes programs, one after the other.
+CHURN = """
+import os, time
+from tests.oracle import programs
+from tests.oracle.runner import burn
+for number in range(20):
+    fd = programs.plain(f"churn_{number}", number % 5 + 1)
+    burn(fd, 40_000_000)
+    os.close(fd)
 """
 #: For how long each ran, of all five.
 TIMES = {number: (number + 1) / 15 for number in range(5)}
@@ -120,6 +132,28 @@ def test_shares_are_those_of_the_times_they_ran(
         # Three standard deviations, and what calling them and other work takes.
         error = 3 * (expected * (1 - expected) / whole) ** 0.5 + 0.03
         assert row["own"]["samples"] / whole == pytest.approx(expected, abs=error)
+
+
+def test_without_perf_and_by_the_handler_it_is_the_same(recorded: Recorded) -> None:
+    history = str(Path(recorded.data).with_name("ksym.db"))
+    theirs, status = by_handler(recorded.data, history, None)
+    assert status == 0
+    assert report.read(recorded.data, history, None) == theirs
+
+
+@pytest.mark.parametrize(
+    "way", [["-a", "-g", "-e", "cpu-clock,page-faults"], ["-k", "CLOCK_MONOTONIC"], ["-a"]]
+)
+def test_programs_that_come_and_go_count_alike(tmp_path: Path, way: list[str]) -> None:
+    data, history = str(tmp_path / "perf.data"), str(tmp_path / "ksym.db")
+    event = [] if "-e" in way else ["-e", "cpu-clock"]
+    perf = ["perf", "record", "-q", "-F", "4000", *event, *way, "-o", data]
+    line = [*KSYM, "record", "-o", history, "--", *perf, "--", sys.executable, "-c", CHURN]
+    procs.run(line, 60)
+    ours = report.read(data, history, None)
+    assert sum(document["bpf_samples"] for document in ours) > 100
+    theirs, _ = by_handler(data, history, None)
+    assert ours == theirs
 
 
 def test_who_ran_them(recorded: Recorded, reported: dict[str, Any]) -> None:
