@@ -277,7 +277,7 @@ def test_huge_sizes_are_not_read(tmp_path: Path, what: str) -> None:
 
 @pytest.fixture
 def no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_is_piped", lambda: False)
+    monkeypatch.setattr(data, "is_piped", lambda: False)
 
 
 def path_for(monkeypatch: pytest.MonkeyPatch, *words: str) -> str | None:

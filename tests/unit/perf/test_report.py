@@ -12,13 +12,12 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ksym_plugin.perf.options import Options
 
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import report
 from ksym_plugin.perf.data import DataError
-from ksym_plugin.perf.handler import Handler
+from ksym_plugin.perf.handler import Handler, Options
 from ksym_plugin.timeline.symbols import Loss
 from tests import demo
 from tests.unit import perf_files as pf
