@@ -46,6 +46,8 @@ _LEFT_TO_PERF = (AMONG_BPF, NOT_LOADED, LOST, OUTSIDE_HISTORY)
 #: perf drops a callchain with any other (thread__resolve_callchain_sample in util/machine.c).
 _TAKEN = frozenset((MARKERS[IN_KERNEL], MARKERS[USER], USER_DEFERRED))
 _USER_MARKER = MARKERS[USER].to_bytes(8, sys.byteorder)
+#: What counts of a callchain without a kernel part.
+_OF_THE_USER = _USER_MARKER + bytes(8)
 #: In each word that is as high as markers are.
 _LIKE_A_MARKER = b"\xff" * 6
 #: How many different callchains are kept.
@@ -228,7 +230,7 @@ def _counting(callchain: bytes) -> bytes:
     All of it where perf may drop it.
     """
     if callchain.startswith(_USER_MARKER):
-        return callchain[:16]
+        return _OF_THE_USER
     end = callchain.find(_USER_MARKER)
     if end > 8 and not end % 8 and _LIKE_A_MARKER not in callchain[end + 8 :]:
         return callchain[:end]
