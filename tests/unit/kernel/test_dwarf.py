@@ -168,15 +168,14 @@ def test_damaged_dwarf_is_read_or_refused(
 ) -> None:
     from elftools.elf.elffile import ELFFile
 
-    folder = tmp_path_factory.getbasetemp() / "damaged"
+    folder = tmp_path_factory.getbasetemp() / "damaged-dwarf"
     if not folder.exists():
         folder.mkdir()
         linked(folder, "gcc", "-g")
     with open(folder / "vmlinux", "rb") as file:
         sections = list(ELFFile(file).iter_sections())
         parts = [part for part in sections if part.name.startswith(".debug_")]
-    if not parts:
-        pytest.skip("gcc is not installed")
+    assert parts
     damaged = bytearray((folder / "vmlinux").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         part = data.draw(st.sampled_from(parts))

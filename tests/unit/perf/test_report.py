@@ -303,6 +303,15 @@ def test_only_a_file_is_read_and_with_a_history(
         report.read(str(tmp_path / "perf.data"), None, None)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_another_user_s_file_is_for_perf_to_refuse(tmp_path: Path, history: str) -> None:
+    path = tmp_path / "perf.data"
+    path.write_bytes(file_of(EVERY_KIND).file())
+    os.chown(path, 65534, 65534)
+    with pytest.raises(DataError, match="another user"):
+        report.read(str(path), history, None)
+
+
 # The command
 
 
