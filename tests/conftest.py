@@ -24,6 +24,11 @@ settings.register_profile("without_deadline", deadline=None)
 settings.load_profile("without_deadline")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Property tests take the longest: begun last, one would keep a single process at work."""
+    items.sort(key=lambda item: "hypothesis" not in item.keywords)
+
+
 @pytest.fixture(autouse=True)
 def _as_python_starts() -> Iterator[None]:
     """What prepares an interpreter for handling samples alone is undone for the next test."""

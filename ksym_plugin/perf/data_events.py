@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _IP, _TID, _TIME, _ADDR, _READ, _CALLCHAIN, _ID, _CPU, _PERIOD, _STREAM_ID = (
     1 << bit for bit in range(10)
 )
-_BRANCH_STACK, _STACK_USER, _IDENTIFIER = 1 << 11, 1 << 13, 1 << 16
+_RAW, _BRANCH_STACK, _STACK_USER, _IDENTIFIER = 1 << 10, 1 << 11, 1 << 13, 1 << 16
 #: What begins a sample, in this order, with its form: 8 bytes each.
 _HEAD = (
     (_IDENTIFIER, "Q"),
@@ -59,6 +59,8 @@ _NAMES = {
 
 #: perf refuses attrs that are longer than it knows: 144 bytes in Linux 6.18.
 LONGEST_ATTR = 4096
+#: Type and config of PERF_COUNT_SW_BPF_OUTPUT.
+_BPF_OUTPUT = (_SOFTWARE, 10)
 _SHORTEST_ATTR = 64
 _MOST_EVENTS = 1 << 16
 _MOST_IDS = 1 << 20
@@ -82,7 +84,13 @@ class Layouts:
         self.id_at = 0
 
     def add(self, attr: bytes, ids: bytes) -> None:
-        """One more event, from its raw perf_event_attr and the ids that its samples have."""
+        """One more event, from its raw perf_event_attr and the ids that its samples have.
+
+        DataError behind the first sample: perf writes all events before. Each of many would
+        have all that came before looked at again.
+        """
+        if self.is_settled:
+            raise DataError("it has events behind samples")
         layout = Layout(attr, self._header)
         self.all.append(layout)
         self.ids_left -= len(ids) // 8
@@ -90,7 +98,6 @@ class Layouts:
             raise damaged()
         for (number,) in struct.iter_unpack(self._header.order + "Q", ids[: len(ids) // 8 * 8]):
             self.by_id[number] = layout
-        self.is_settled, self.sole = False, None
 
     def settle(self) -> None:
         """Find out how samples tell which event they are of. DataError if they do not."""
@@ -98,7 +105,7 @@ class Layouts:
             raise DataError("it has samples before it says of what")
         if len(self.all) == 1:
             self.sole = self.all[0]
-        elif not all(layout.id_at for layout in self.all):
+        elif len({layout.id_at for layout in self.all} | {0}) != 2:  # One place, and not nowhere.
             raise DataError("its samples do not tell which event they are of")
         self.id_at = self.all[0].id_at
         self.is_settled = True
@@ -117,6 +124,9 @@ class Layout:
         kind, _, config, period, self.sample_type, self._read_format, flags = struct.unpack_from(
             header.order + "IIQQQQQ", attr
         )
+        if (kind, config) == _BPF_OUTPUT and self.sample_type & _RAW:
+            # evsel__set_offcpu_sample in util/evsel.c (perf record --off-cpu).
+            raise DataError("perf makes other samples of what programs have put out")
         self._flags = flags
         self.inherits = self._has(_INHERIT)
         #: Whether counters are read with each sample.

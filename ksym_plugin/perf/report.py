@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect_left
 
 from ksym_plugin.history import locate
 from ksym_plugin.perf import data, session
@@ -16,8 +17,8 @@ from ksym_plugin.perf.data import DataError
 from ksym_plugin.perf.data_samples import DataSamples
 from ksym_plugin.perf.namer import format_name
 from ksym_plugin.perf.output import say
+from ksym_plugin.perf.samples import HYPERVISOR, MARKERS, USER, USER_DEFERRED, frames
 from ksym_plugin.perf.samples import KERNEL as IN_KERNEL
-from ksym_plugin.perf.samples import MARKERS, USER, USER_DEFERRED, frames
 from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Locator, Resolver
 from ksym_plugin.timeline.symbols import (
@@ -44,14 +45,18 @@ if TYPE_CHECKING:
 #: Where the history is silent, or not sure, perf's name counts.
 _LEFT_TO_PERF = (AMONG_BPF, NOT_LOADED, LOST, OUTSIDE_HISTORY)
 #: perf drops a callchain with any other (thread__resolve_callchain_sample in util/machine.c).
-_TAKEN = frozenset((MARKERS[IN_KERNEL], MARKERS[USER], USER_DEFERRED))
+_TAKEN = frozenset((*(MARKERS[region] for region in (IN_KERNEL, USER, HYPERVISOR)), USER_DEFERRED))
 _USER_MARKER = MARKERS[USER].to_bytes(8, sys.byteorder)
 #: What counts of a callchain without a kernel part.
 _OF_THE_USER = _USER_MARKER + bytes(8)
 #: In each word that is as high as markers are.
 _LIKE_A_MARKER = b"\xff" * 6
-#: How many different callchains are kept.
-_MOST_CHAINS = 1 << 17
+#: How many bytes of callchains are kept.
+_MOST_KEPT = 1 << 23
+#: perf script prints so many frames (PERF_MAX_STACK_DEPTH in linux/perf_event.h).
+_DEEPEST = 127
+#: Times are signed in a history.
+_END_OF_TIME = 1 << 63
 
 
 def read(path: str, history: str | None, clock: str | None) -> list[dict[str, Any]]:
@@ -72,7 +77,9 @@ def read(path: str, history: str | None, clock: str | None) -> list[dict[str, An
         counter = _Counter(known, clock)
         for sample in samples.samples():
             counter.add(sample)
-        if any(start <= at < end for start, end in samples.kernel_maps for at in counter.freed):
+        if samples.unknown:
+            raise DataError("some of its samples are of no event that it has")
+        if counter.was_freed_in(samples.kernel_maps):
             raise DataError("where programs have gone perf may know of other code")
         if samples.lost:
             say(f"perf record lost {samples.lost:,} records")
@@ -103,7 +110,7 @@ class _Counter:
         """DataError if the history leaves some of it to perf's names."""
         self.account = Account()
         #: Where programs were seen after their unload.
-        self.freed: set[int] = set()
+        self._freed: set[int] = set()
         self._grace = 0
         self._kernel_frames = 0
         self._bpf = 0
@@ -115,6 +122,7 @@ class _Counter:
         self._resolver = Resolver(self._history)
         self._locator = Locator(known.lines)
         self._chains: dict[bytes, _Chain] = {}
+        self._kept = 0
         #: Addresses that neither BPF nor a module ever had.
         self._fixed: set[int] = set()
         self._numbers: dict[tuple[Lifetime | None, int, str, bool], int] = {}
@@ -135,6 +143,12 @@ class _Counter:
                     pieces[place] = self._piece(address, time_ns, not place)
         self.account.add(sample.event.name, sample.comm, pieces)
 
+    def was_freed_in(self, maps: list[tuple[int, int]]) -> bool:
+        """Whether a program was seen after its unload in one of these ranges."""
+        freed = sorted(self._freed)
+        places = ((bisect_left(freed, start), end) for start, end in maps)
+        return any(at < len(freed) and freed[at] < end for at, end in places)
+
     def lines(self) -> list[str]:
         """What became of the kernel frames, a line a fact."""
         summary = (
@@ -146,8 +160,10 @@ class _Counter:
 
     def _take_in(self, callchain: bytes, sample: Sample) -> _Chain:
         """A callchain that was not met before."""
-        if len(self._chains) >= _MOST_CHAINS:
+        self._kept += len(callchain)
+        if self._kept > _MOST_KEPT:
             self._chains.clear()
+            self._kept = len(callchain)
         chain = _Chain()
         for address, region in _frames(callchain):
             if region == USER:
@@ -162,6 +178,8 @@ class _Counter:
             elif not chain.kernel_frames:
                 chain.pieces.append(KERNEL)
             chain.kernel_frames += 1
+        if chain.kernel_frames > _DEEPEST:
+            raise DataError("perf leaves out what is deeper in a callchain")
         return chain
 
     def _is_fixed(self, address: int, sample: Sample) -> bool:
@@ -180,7 +198,7 @@ class _Counter:
         if sample.time is None:
             raise DataError("samples without a time have perf's names")
         time_ns = self._clock_map.to_monotonic(clock, sample.time)
-        if not self._history.covers(time_ns):
+        if not 0 < time_ns < _END_OF_TIME or not self._history.covers(time_ns):
             raise DataError("where the history does not reach perf's names count")
         return time_ns
 
@@ -205,7 +223,7 @@ class _Counter:
         self._bpf += 1
         if answer.certainty == GRACE:
             self._grace += 1
-            self.freed.add(address)
+            self._freed.add(address)
         key = answer.lifetime, address, answer.certainty, is_leaf
         number = self._numbers.get(key)
         if number is None:

@@ -239,6 +239,7 @@ def left(folder: Path, history: str, file: PerfFile) -> str:
 def test_what_the_history_does_not_decide_is_left_to_perf(tmp_path: Path, history: str) -> None:
     for one in (
         One((CORE,), time=2 * HOUR),
+        *(One((TRAMPOLINE_AT + 9,), time=time) for time in (2**63 + 5, 2**64 - 1, 0)),
         One((BASE + 8,), time=2 * HOUR),
         One((BASE + 0x8000,)),  # Among programs, but of none.
         One((BASE + 8,), time=20 * SECOND),  # Another may be there.
@@ -262,6 +263,47 @@ def test_times_that_mean_nothing_are_left_to_perf(
     file = PerfFile(PerfEvent(**fields))
     file.sample(ip=BASE + 8, time=THEN, chain=(IN_KERNEL, BASE + 8))
     assert "time" in left(tmp_path, history, file)
+
+
+def test_a_hypervisor_and_what_is_deeper_than_perf_prints_are_left_to_perf(
+    tmp_path: Path, history: str
+) -> None:
+    file = file_of([EVERY_KIND[0]])
+    chain = (IN_KERNEL, CORE, 2**64 - 32, BASE + 8)
+    file.sample(ip=CORE, time=THEN, event_id=1, chain=chain)
+    assert "virtual machine" in left(tmp_path, history, file)
+    assert "deeper" in left(tmp_path, history, file_of([One((CORE,) * 127 + (BASE + 8,))]))
+    assert directly(tmp_path, history, file_of([One((CORE,) * 126 + (BASE + 8,))]))
+
+
+def test_samples_that_are_no_event_s_or_not_as_recorded_are_left_to_perf(
+    tmp_path: Path, history: str
+) -> None:
+    file = file_of([*EVERY_KIND])
+    file.sample(file.events[0], ip=BASE + 8, time=THEN, event_id=77, chain=(IN_KERNEL, BASE + 8))
+    assert "no event" in left(tmp_path, history, file)
+    apart = [
+        PerfEvent("a", pf.USUAL | pf.ID, (1,)),
+        PerfEvent("b", pf.USUAL | pf.ADDR | pf.ID, (2,)),
+    ]
+    file = PerfFile(*apart)
+    file.sample(apart[0], ip=CORE, time=THEN, event_id=1)
+    file.sample(apart[1], ip=CORE, time=THEN, event_id=2)
+    assert "which event" in left(tmp_path, history, file)
+    # perf record --off-cpu: perf puts what a BPF program has put out in a sample's place.
+    file = PerfFile(PerfEvent("offcpu-time", pf.USUAL & ~pf.CALLCHAIN | 1 << 10, config=10))
+    file.sample(ip=BASE + 8, time=THEN, tail=bytes(8))
+    assert "put out" in left(tmp_path, history, file)
+
+
+def test_many_ranges_and_many_programs_after_their_unload_take_no_time(
+    tmp_path: Path, history: str
+) -> None:
+    file = file_of([One((BASE + at,), time=AFTER) for at in range(1, 64)])
+    for at in range(20_000):
+        body = file.pack("iiQQQ", -1, 0, CORE + 4096 * at, 16, 0) + b"[veth]\0\0"
+        file.add(pf.MMAP, body, pf.KERNEL_MODE)
+    assert directly(tmp_path, history, file)[0]["bpf_samples"] == 63
 
 
 @pytest.mark.parametrize("is_module", [True, False])
