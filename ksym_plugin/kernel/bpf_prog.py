@@ -213,12 +213,13 @@ class ProgramReader:
         opened = fd if fd >= 0 else open_program(program_id)
         if opened < 0:
             return ProgramDetails(program_id, GONE)
+        # Its BTF may go with the program, which is held until all is read.
         try:
             found = self._read_info(opened, True)
+            return self._details(self._parse(found), found)
         finally:
             if fd < 0:
                 os.close(opened)
-        return self._details(self._parse(found), found)
 
     def _details(self, info: ProgramInfo, found: _Arrays) -> ProgramDetails:
         details = ProgramDetails(info.id, "")
@@ -269,9 +270,12 @@ class ProgramReader:
 
     def _btf_of(self, btf_id: int) -> bytes:
         """A BTF object's bytes, none where it may not be read. Programs of a file share one."""
-        if btf_id and self._btf[0] != btf_id:
-            self._btf = (btf_id, btf.read(btf_id))
-        return self._btf[1] if btf_id else b""
+        if not btf_id or self._btf[0] == btf_id:
+            return self._btf[1] if btf_id else b""
+        blob = btf.read(btf_id)
+        if blob:  # What failed may work the next time.
+            self._btf = (btf_id, blob)
+        return blob
 
     def _make_room(self, functions: int, lines: int) -> None:
         self._starts = array("Q", bytes(8 * functions))

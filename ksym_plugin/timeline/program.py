@@ -21,6 +21,9 @@ HIDDEN = "the kernel does not show its addresses"
 NOT_JITED = "it is not JITed"
 WITHOUT = "loaded without line information"
 _COLUMNS = 4
+#: As in the kernel's bpf_line_info, a number of 22 bits stands above ten bits of the column
+#: (include/uapi/linux/bpf.h), which are not kept: histories of either kind are read alike.
+_LINE_SHIFT = 10
 
 
 class ProgramDetails:
@@ -92,12 +95,12 @@ class LineTable:
             return None
         first = self._ends[function - 1] if function else 0
         at = bisect_right(self._offsets, offset, first, self._ends[function]) - 1
-        while at >= first and not self._lines[at]:
+        while at >= first and not self._lines[at] >> _LINE_SHIFT:
             at -= 1
         if at < first:
             return None
         file, text = (self._string(column[at]) for column in (self._files, self._texts))
-        return SourceLocation(file, self._lines[at], text)
+        return SourceLocation(file, self._lines[at] >> _LINE_SHIFT, text)
 
     def _string(self, number: int) -> str:
         return text_of(self._strings[number]) if number < len(self._strings) else ""
@@ -112,7 +115,7 @@ def pack_lines(functions: Iterable[Iterable[LineRow]]) -> bytes:
     for rows in functions:
         for offset, line, file, text in rows:
             offsets.append(offset)
-            lines.append(line)
+            lines.append(line << _LINE_SHIFT)
             files.append(strings.setdefault(file, len(strings)))
             texts.append(strings.setdefault(text, len(strings)))
         ends.append(len(offsets))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Row = tuple[object, ...]
 
-pytestmark = pytest.mark.usefixtures("perf")
+pytestmark = [pytest.mark.usefixtures("perf"), pytest.mark.slow]
 
 _FIELDS = ("comm", "pid", "tid", "cpu", "time", "period", "event", "ip")
 _LINE = re.compile(

@@ -40,7 +40,7 @@ print(json.dumps([prog_id, list(places.items())]))
 #: A line of the kernel that is made up is so many bytes; it runs so much above where it is linked.
 STRIDE, KASLR = 0x10000, 4 << 20
 
-pytestmark = pytest.mark.usefixtures("perf", "perf_python")
+pytestmark = [pytest.mark.usefixtures("perf", "perf_python"), pytest.mark.slow]
 
 
 class Recorded:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
 from ksym_plugin.timeline.program import LineTable, pack_lines, unpack_lines
+from ksym_plugin.timeline.symbols import SourceLocation
 
 Row = tuple[int, int, str, str]
 
@@ -53,6 +54,17 @@ def test_line_zero_counts_to_the_line_before_in_the_same_function() -> None:
     assert table.find(1, 4) is None
     assert str(table.find(1, 8)) == "SourceLocation(a.c:9)"
     assert table.find(-1, 0) is None
+
+
+def test_lines_of_histories_that_kept_columns_too() -> None:
+    """Of ``(0, 12, column 5)`` and ``(8, 13, column 1)``: in a history they stay as they are."""
+    table = unpack_lines(
+        bytes.fromhex(
+            "789c6364606060826210e0006256030606461306386084ca27ea253314a5969416e529185833d4020037db0515"
+        )
+    )
+    assert str(table.find(0, 4)) == "SourceLocation(a.c:12)"
+    assert table.find(0, 9) == SourceLocation("a.c", 13, "}")
 
 
 def test_same_rows_make_the_same_bytes() -> None:
