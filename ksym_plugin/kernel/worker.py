@@ -35,8 +35,8 @@ _CODE = (
     "import sys; sys.path.insert(0, sys.argv[1]);"
     " from ksym_plugin.kernel import worker; worker.run(*sys.argv[2:])"
 )
-#: How long a killed process may take to end. One that hangs in the kernel never does.
-_KILL_SECONDS = 0.5
+#: How long a killed process may take to end when the machine is busy; in the kernel it may hang.
+_KILL_SECONDS = 3.0
 _STEP_SECONDS = 0.005
 _START_SECONDS = 30.0
 #: perf and py-spy write what they have; with thousands of programs perf takes its time.
