@@ -28,7 +28,7 @@ _MOST_MEMORY = 2 << 30
 _LONGEST_ANSWER = 1 << 16
 _CHUNK = 1 << 16
 #: One that hangs in the kernel is left behind.
-_KILL_SECONDS = 1.0
+_KILL_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
 
 
