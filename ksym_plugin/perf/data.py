@@ -32,9 +32,12 @@ _HOSTNAME = 3
 _OSRELEASE = 4
 _ARCH = 6
 EVENT_DESC = 12
-_WANTED = (_BUILD_ID, _HOSTNAME, _OSRELEASE, _ARCH, EVENT_DESC)
+_SAMPLE_TIME = 21
+_WANTED = (_BUILD_ID, _HOSTNAME, _OSRELEASE, _ARCH, EVENT_DESC, _SAMPLE_TIME)
 RECORD_MMAP = 1
+_SAMPLE = 9
 RECORD_MMAP2 = 10
+_HEADER_ATTR = 64
 RECORD_TRACING_DATA = 66
 RECORD_HEADER_FEATURE = 80
 _MISC_CPUMODE = 7
@@ -43,6 +46,11 @@ _MISC_MMAP_BUILD_ID = 1 << 14
 _KERNEL_MAP = b"[kernel.kallsyms]"
 _KERNEL_STARTS = (_KERNEL_MAP + b"_text", _KERNEL_MAP + b"_stext")
 _PGOFF_AT = 32
+#: Of a PERF_RECORD_HEADER_ATTR, where its perf_event_attr has the sample_type. A bit of that
+#: says that samples have a time, and others what of 8 bytes each stands before it.
+_SAMPLE_TYPE_AT = 32
+_TIME = 1 << 2
+_BEFORE_TIME = 1 << 16 | 1 | 1 << 1
 #: Where the name lies in each.
 _MMAP_NAMES_AT = {RECORD_MMAP: 40, RECORD_MMAP2: 72}
 #: The build id in an MMAP2 that has one (perf record --buildid-mmap), after its length.
@@ -64,7 +72,17 @@ class DataError(KsymError):
 class Recorded:
     """The kernel behind a perf.data; what the file does not say is None."""
 
-    __slots__ = ("arch", "attrs", "build_id", "host", "release", "text_start", "width")
+    __slots__ = (
+        "arch",
+        "attrs",
+        "build_id",
+        "first_time",
+        "host",
+        "last_time",
+        "release",
+        "text_start",
+        "width",
+    )
 
     def __init__(self) -> None:
         self.build_id: str | None = None
@@ -74,6 +92,10 @@ class Recorded:
         self.arch: str | None = None
         #: The address of _text (or _stext) then: with KASLR, another at each boot.
         self.text_start: int | None = None
+        #: Of the samples, ns on their own clock. Of a pipe's file the first is that of the first
+        #: record of a sample, and the last is not known.
+        self.first_time: int | None = None
+        self.last_time: int | None = None
         #: How long the longest name of an event is, which perf aligns the names to.
         self.width = 0
         #: The raw perf_event_attr of each event, by name.
@@ -89,6 +111,11 @@ class Recorded:
             self.release = _string(content)
         elif feature == _ARCH:
             self.arch = _string(content)
+        elif feature == _SAMPLE_TIME:
+            # 0 where perf looked at no sample (perf record -B).
+            self.first_time, self.last_time = (
+                time or None for time in struct.unpack_from(order + "QQ", content)
+            )
         elif feature == EVENT_DESC:
             named = read_events(content, order)
             self.attrs = {name.decode("utf-8", "replace"): attr for name, attr in named}
@@ -143,13 +170,18 @@ def damaged() -> DataError:
 
 
 def read(path: str | None) -> Recorded:
-    """What the header of ``path`` tells; nothing at all for a pipe or another format."""
+    """What the header of ``path`` tells; nothing at all for a pipe or another format.
+
+    Of a file on standard input (``-``) it reads nothing away.
+    """
     recorded = Recorded()
-    if path is None or path == "-":
+    if path is None:
         return recorded
-    if os.path.isdir(path):  # perf record --threads
-        path = os.path.join(path, "data")
     try:
+        if path == "-":
+            path = "/proc/self/fd/0" if stat.S_ISREG(os.fstat(0).st_mode) else os.devnull
+        elif os.path.isdir(path):  # perf record --threads
+            path = os.path.join(path, "data")
         with open(path, "rb") as file:
             _read_header(file, recorded)
     except (OSError, struct.error, ValueError, OverflowError, DataError):
@@ -161,15 +193,36 @@ def _read_header(file: BinaryIO, recorded: Recorded) -> None:
     header = Header(file)
     if header.is_pipe:
         records = file.read(_MOST)
-        for at, kind, _, size in _records(records, header.order):
-            if kind == RECORD_HEADER_FEATURE:
-                recorded.learn(*feature_of(records[at : at + size], header.order), header.order)
+        _read_pipe(records, recorded, header.order)
     else:
         file.seek(header.data[0])
         records = file.read(min(header.data[1], _MOST))
     _read_kernel_map(records, recorded, header.order)
     for feature, content in header.sections(file):
         recorded.learn(feature, content, header.order)
+
+
+def _read_pipe(records: bytes, recorded: Recorded, order: str) -> None:
+    """Take in what stands before the first sample, and when that was taken."""
+    types: set[int] = set()
+    for at, kind, _, size in _records(records, order):
+        record = records[at : at + size]
+        if kind == RECORD_HEADER_FEATURE:
+            recorded.learn(*feature_of(record, order), order)
+        elif kind == _HEADER_ATTR:
+            types.update(struct.unpack_from(order + "Q", record, _SAMPLE_TYPE_AT))
+        elif kind == _SAMPLE:
+            recorded.first_time = _time_of(record, types, order)
+            return
+
+
+def _time_of(sample: bytes, types: set[int], order: str) -> int | None:
+    """The time of a sample that is of one of these types; None if it has none or lies elsewhere."""
+    places = {bin(kind & _BEFORE_TIME).count("1") if kind & _TIME else None for kind in types}
+    place = places.pop() if len(places) == 1 else None
+    if place is None:
+        return None
+    return int(struct.unpack_from(order + "Q", sample, 8 + 8 * place)[0])
 
 
 def feature_of(record: bytes, order: str) -> tuple[int, bytes]:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from ksym_plugin.perf import data
 from ksym_plugin.perf.data import Recorded
-from tests.unit.perf_files import PerfEvent, PerfFile
+from tests.unit.perf_files import IDENTIFIER, TIME, USUAL, PerfEvent, PerfFile
 
 TEXT = 0xFFFF_FFFF_8100_0000
 BUILD_ID = bytes(range(1, 21))
 KERNEL_MODE, USER_MODE, HAS_BUILD_ID = 1, 2, 1 << 14
 MMAP, COMM, MMAP2 = 1, 3, 10
-TRACING, BUILD_IDS, HOST, RELEASE, ARCH, EVENTS = 1, 2, 3, 4, 6, 12
+TRACING, BUILD_IDS, HOST, RELEASE, ARCH, EVENTS, TIMES = 1, 2, 3, 4, 6, 12, 21
 
 
 def padded(content: bytes, to: int = 8) -> bytes:
@@ -86,6 +86,7 @@ FEATURES = {
     RELEASE: string(b"6.1.0-demo"),
     ARCH: string(b"x86_64"),
     EVENTS: event_names(b"cpu-clock", b"task-clock:u", b"dummy"),
+    TIMES: struct.pack("=QQ", 5, 9),
     40: b"what a later perf adds",
     200: b"much later",
 }
@@ -110,6 +111,7 @@ def test_all_that_is_told(tmp_path: Path) -> None:
     assert found.build_id == BUILD_ID.hex()
     assert (found.host, found.release, found.text_start) == ("example", "6.1.0-demo", TEXT)
     assert (found.arch, found.width) == ("x86_64", len("task-clock:u"))
+    assert (found.first_time, found.last_time) == (5, 9)
 
 
 def test_a_directory_of_recordings(tmp_path: Path) -> None:
@@ -191,6 +193,51 @@ def test_either_byte_order_and_what_a_pipe_s_records_tell(
     assert found.attrs == {event.name: file.attr(event) for event in events}
 
 
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize(
+    "types, first",
+    [
+        ([USUAL], 7_000),
+        ([USUAL | IDENTIFIER, USUAL | IDENTIFIER], 7_000),
+        ([USUAL & ~TIME], None),
+        ([USUAL | IDENTIFIER, USUAL], None),
+    ],
+)
+def test_a_pipe_tells_when_its_first_sample_was_taken(
+    tmp_path: Path, order: str, types: list[int], first: int | None
+) -> None:
+    events = [PerfEvent(f"event {at}", kind) for at, kind in enumerate(types)]
+    file = PerfFile(*events, order=order)
+    file.features[TIMES] = file.pack("QQ", 0, 0)
+    file.kernel_map(TEXT)
+    for time in (7_000, 8_000):
+        file.sample(time=time, ip=TEXT)
+    found = read(tmp_path, file.pipe())
+    assert (found.first_time, found.last_time, found.text_start) == (first, None, TEXT)
+
+
+@pytest.mark.parametrize("form", ["file", "pipe"])
+def test_a_file_on_standard_input_is_read_and_left_as_it_was(tmp_path: Path, form: str) -> None:
+    file = PerfFile()
+    file.features[HOST] = file.string("pod-7")
+    path = tmp_path / "perf.data"
+    path.write_bytes(getattr(file, form)())
+    script = (
+        "from ksym_plugin.perf import data;"
+        "print(data.read('-').host, len(open(0, 'rb', buffering=0).read()))"
+    )
+    with path.open("rb") as stdin:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=Path(data.__file__).parents[2],
+            stdin=stdin,
+            capture_output=True,
+            check=True,
+            timeout=20,
+        )
+    assert done.stdout.decode().split() == ["pod-7", str(path.stat().st_size)]
+
+
 @pytest.mark.parametrize("magic", [b"PERFFILE", b"2ELIFREP", b"\0" * 8, b"\x7fELF\0\0\0\0"])
 def test_another_format_tells_nothing(tmp_path: Path, magic: bytes) -> None:
     assert told(read(tmp_path, file_of(RECORDS, FEATURES, magic))) == NOTHING
@@ -201,12 +248,13 @@ def test_every_truncation(tmp_path: Path) -> None:
     for length in range(0, len(WHOLE), 7):
         found = told(read(tmp_path, WHOLE[:length]))
         # Nothing is made up, but for strings that are cut.
-        arch, build_id, host, release, text_start, width = found
+        arch, build_id, first, host, last, release, text_start, width = found
+        assert (first, last) in ((None, None), (5, 9))
         assert build_id in (None, whole[1])
-        for string, full in ((arch, whole[0]), (host, whole[2]), (release, whole[3])):
+        for string, full in ((arch, whole[0]), (host, whole[3]), (release, whole[5])):
             assert str(full).startswith(string or "")
-        assert text_start in (None, whole[4])
-        assert width <= whole[5]
+        assert text_start in (None, whole[6])
+        assert width <= whole[7]
 
 
 @settings(max_examples=300)
