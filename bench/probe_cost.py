@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from ksym_plugin.sources.kprobe import KprobeSource
+from ksym_plugin.sources.probe import KprobeSource
 from tests.oracle import programs, rawbpf
 
 ROUNDS, LOADS = 3, 150

@@ -50,14 +50,10 @@ def open_source(name: str = AUTO, ring_bytes: int | None = None) -> tuple[Source
 
 def _start(name: str, ring_bytes: int | None) -> Source:
     """The source of that name, started. Only its own modules are imported."""
-    if name == "kprobe":
-        from ksym_plugin.sources.kprobe import KprobeSource
+    if name in ("kprobe", "fentry"):
+        from ksym_plugin.sources.probe import FentrySource, KprobeSource
 
-        return KprobeSource(ring_bytes)
-    if name == "fentry":
-        from ksym_plugin.sources.fentry import FentrySource
-
-        return FentrySource(ring_bytes)
+        return (KprobeSource if name == "kprobe" else FentrySource)(ring_bytes)
     if name == "perf_event":
         from ksym_plugin.sources.perf_event import PerfEventSource
 

@@ -39,7 +39,7 @@ _INSTALL = (
     "Fedora: dnf install python3-bcc; Arch: pacman -S python-bcc)"
 )
 _SOURCE = "ksym_events.c"
-_KERNEL_BTF = "/sys/kernel/btf/vmlinux"
+KERNEL_BTF = "/sys/kernel/btf/vmlinux"
 #: How much of what bcc and its compiler print is read, and how much of it is quoted.
 _MOST_OUTPUT = 65536
 _LONGEST_QUOTE = 200
@@ -58,7 +58,7 @@ class BccProgram:
             # What this process can import, bcc's process can.
             "path": [os.path.abspath(folder) for folder in sys.path],
             "text": source_text(),
-            "flags": [*flags, *layout_flags()],
+            "flags": [*flags, *_layout_flags()],
             "programs": programs,
             "maps": maps,
         }
@@ -210,10 +210,10 @@ def source_text() -> str:
     raise SourceError(f"{_SOURCE} is not where ksym-plugin keeps it", "reinstall ksym-plugin")
 
 
-def layout_flags(path: str = _KERNEL_BTF) -> list[str]:
+def _layout_flags() -> list[str]:
     """The offsets in the kernel's structures that the source needs; none without BTF."""
     try:
-        with open(path, "rb") as file:
+        with open(KERNEL_BTF, "rb") as file:
             blob = file.read()
     except OSError:
         return []

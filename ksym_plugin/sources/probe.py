@@ -1,7 +1,9 @@
-"""What the kprobe and the fentry source share: one probe in BPF, and what it reports."""
+"""The kprobe and the fentry source: one probe in BPF, where all BPF symbols come and go."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import mmap
 import os
 import select
@@ -11,24 +13,23 @@ from array import array
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from ksym_plugin.kernel import syscalls
+from ksym_plugin.kernel import privileges, syscalls
 from ksym_plugin.kernel.bpf_prog import ProgramReader, measure
-from ksym_plugin.kernel.perf_ring import possible_count
+from ksym_plugin.kernel.perf_ring import online_text, parse_cpu_list, possible_count
 from ksym_plugin.kernel.snapshot import Taker
 from ksym_plugin.kernel.syscalls import Ticker
-from ksym_plugin.sources import probe_ring
-from ksym_plugin.sources.bcc_loader import BccProgram
+from ksym_plugin.sources.bcc_loader import KERNEL_BTF, BccProgram
 from ksym_plugin.sources.probe_records import (
     ADD,
     DEL,
     Changes,
     Record,
     Streams,
-    counts_buffer,
+    counts_of,
+    has_ring,
     merged,
-    parse_counts,
+    open_rings,
 )
-from ksym_plugin.sources.probe_ring import open_rings
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import OOL, Loss
 from ksym_plugin.timeline.tracker import Source
@@ -49,8 +50,17 @@ TICK = 1.0
 _MAPS = ("streams", "events")
 _MISSED_CAUSE = "the probe was busy"
 
+PMU = "/sys/bus/event_source/devices/kprobe/type"
+_FUNCTIONS = ("bpf_ksym_add", "bpf_ksym_del")
+#: PERF_EVENT_IOC_SET_BPF, which is _IOW('$', 8, __u32), and PERF_EVENT_IOC_ENABLE.
+_SET_BPF = 0x40042408
+_ENABLE = 0x2400
+_POWERPC = {_SET_BPF: 0x80042408, _ENABLE: 0x20002400}
+
 _SELF_TEST = "ksym_self_test"
 _SOCKET_FILTER = 1  # BPF_PROG_TYPE_SOCKET_FILTER
+_TRACING = 26  # BPF_PROG_TYPE_TRACING
+_TRACE_FENTRY = 24  # BPF_TRACE_FENTRY
 #: r0 = 0; exit
 _CODE = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
 #: union bpf_attr for BPF_PROG_LOAD: prog_type, insn_cnt, insns, license, log_level, log_size,
@@ -86,7 +96,7 @@ class KsymSource(Source):
         self._stack = ExitStack()
         with ExitStack() as stack:
             self._check(stack)
-            use_ring = probe_ring.has_ring() if ring is None else ring
+            use_ring = has_ring() if ring is None else ring
             pages = _pages(RING_BYTES if ring_bytes is None else ring_bytes)
             flags = [f"-DKSYM_RING_PAGES={pages}"] if use_ring else []
             self._program = self._compile(flags)
@@ -175,7 +185,7 @@ class KsymSource(Source):
 
     def _open(self, stack: ExitStack, use_ring: bool, size: int) -> None:
         """Open the rings and what there is to wait for."""
-        self._buffer = counts_buffer(possible_count())
+        self._cpus = possible_count()
         try:
             self._rings = open_rings(self._program.maps["events"], use_ring, size)
             stack.callback(self._rings.close)
@@ -230,12 +240,98 @@ class KsymSource(Source):
         return losses
 
     def _counts(self, kind: int) -> list[Counts]:
-        probe_ring.lookup(self._program.maps["streams"], kind, self._buffer)
-        return parse_counts(self._buffer)
+        return counts_of(self._program.maps["streams"], kind, self._cpus)
 
     def _misses(self) -> int:
         """How often the kernel did not run the programs since they were running."""
         return sum(self._reader.info(fd).misses for fd in self._program.programs)
+
+
+class KprobeSource(KsymSource):
+    """See ``KsymSource``. It needs CONFIG_KPROBE_EVENTS, bcc and the kernel's headers.
+
+    The kprobes are perf events of the kernel's kprobe PMU, and so they go with the process,
+    however it ends. bcc would fall back to entries in tracefs, which stay behind.
+    """
+
+    name = "kprobe"
+    programs = ("ksym_add", "ksym_del")
+
+    def _check(self, stack: ExitStack) -> None:
+        try:
+            with open(PMU, encoding="ascii") as file:
+                pmu = int(file.read())
+        except FileNotFoundError as error:
+            raise SourceError(
+                "this kernel has no kprobes that perf_event_open(2) could make",
+                "use a kernel with CONFIG_KPROBE_EVENTS, and mount /sys",
+            ) from error
+        privileges.require_probes()
+        self._events: list[int] = []
+        stack.callback(self._detach)
+        cpu = parse_cpu_list(online_text())[0]
+        for function in _FUNCTIONS:
+            # One CPU's event makes the program run on all of them.
+            self._events.append(_open_kprobe(pmu, function, cpu))
+
+    def _attach(self) -> None:
+        try:
+            for event, program in zip(self._events, self._program.programs):
+                _ioctl(event, _SET_BPF, program)
+                _ioctl(event, _ENABLE, 0)
+        except OSError as error:
+            raise SourceError(f"the kprobes take no program ({error.strerror})") from error
+
+    def _detach(self) -> None:
+        while self._events:
+            os.close(self._events.pop())
+
+
+class FentrySource(KsymSource):
+    """See ``KsymSource``. It needs BPF trampolines, BTF, bcc and the kernel's headers."""
+
+    name = "fentry"
+    flags = ("-DKSYM_FENTRY",)
+    #: bcc attaches them for their names.
+    programs = ("kfunc__bpf_ksym_add", "kfunc__bpf_ksym_del")
+
+    def _check(self, stack: ExitStack) -> None:
+        if not os.path.exists(KERNEL_BTF):
+            raise SourceError(
+                f"this kernel has no BTF ({KERNEL_BTF})",
+                "use a kernel with CONFIG_DEBUG_INFO_BTF, and mount /sys",
+            )
+        privileges.require_probes()
+        try:
+            # It is attached to nothing: only whether such programs are refused as such is tried.
+            os.close(load_program(_TRACING, _TRACE_FENTRY))
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EACCES):
+                raise SourceError(
+                    "this kernel does not let BPF programs trace its functions",
+                    "use a kernel with CONFIG_FUNCTION_TRACER and without restrictions on BPF",
+                ) from error
+
+
+def _open_kprobe(pmu: int, function: str, cpu: int) -> int:
+    name = array("B", function.encode() + b"\0")
+    attr = syscalls.perf_event_attr(
+        type=pmu,
+        config=0,
+        flags=syscalls.DISABLED,
+        sample_period=1,
+        config1=name.buffer_info()[0],
+    )
+    try:
+        return syscalls.perf_event_open(attr, -1, cpu)
+    except OSError as error:
+        raise privileges.kprobe_refusal(error, function) from error
+
+
+def _ioctl(event: int, request: int, argument: int) -> None:
+    if os.uname().machine.startswith("ppc"):
+        request = _POWERPC[request]
+    fcntl.ioctl(event, request, argument)
 
 
 def _pages(size: int) -> int:

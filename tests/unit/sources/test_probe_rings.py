@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ksym_plugin.kernel import perf_ring, syscalls
-from ksym_plugin.sources import probe_ring
-from ksym_plugin.sources.probe_ring import BpfRing, PerfBuffers, open_rings
+from ksym_plugin.sources import probe_records
+from ksym_plugin.sources.probe_records import BpfRing, PerfBuffers, open_rings
 
 PAGE = mmap.PAGESIZE
 SIZE = PAGE
@@ -109,8 +109,8 @@ def test_a_discarded_record_is_passed_over(path):
 
 @pytest.mark.parametrize(("cpus", "each"), [("0-1", 1 << 19), ("0-2", 1 << 18), ("0-127", 1 << 15)])
 def test_perf_buffers_share_the_size(monkeypatch, cpus, each):
-    monkeypatch.setattr(probe_ring, "online_text", lambda: cpus)
-    monkeypatch.setattr(probe_ring, "PerfBuffers", lambda map_fd, size: size)
+    monkeypatch.setattr(probe_records, "online_text", lambda: cpus)
+    monkeypatch.setattr(probe_records, "PerfBuffers", lambda map_fd, size: size)
     assert open_rings(3, False, 1 << 20) == each
 
 
@@ -124,7 +124,7 @@ class Machine:
         self.entries = {}
         monkeypatch.setattr(perf_ring, "online_text", lambda: self.cpus)
         monkeypatch.setattr(syscalls, "perf_event_open", self.open)
-        monkeypatch.setattr(probe_ring, "update", self.update)
+        monkeypatch.setattr(probe_records, "update", self.update)
 
     def open(self, attr, pid, cpu, group=-1):
         self.fds[cpu] = os.open(self.folder / f"cpu{cpu}", os.O_RDWR | os.O_CREAT)
@@ -132,7 +132,7 @@ class Machine:
         return self.fds[cpu]
 
     def update(self, map_fd, key, value):
-        self.entries[key] = value[0]
+        self.entries[key] = value
 
     def sample(self, cpu, data, kind=9):
         """Append a record as perf does for bpf_perf_event_output(): padded to 8 bytes."""
@@ -179,7 +179,7 @@ def test_an_event_that_cannot_be_opened_closes_the_others(monkeypatch, machine):
         if key == 1:
             raise OSError(7, "no room")
 
-    monkeypatch.setattr(probe_ring, "update", refuse)
+    monkeypatch.setattr(probe_records, "update", refuse)
     with pytest.raises(OSError, match="no room"):
         PerfBuffers(3, PAGE)
     for fd in machine.fds.values():
@@ -192,17 +192,17 @@ def test_a_cpu_that_cannot_be_listened_to_yet_is_tried_again(monkeypatch, machin
     kept, refused = machine.update, []
 
     def refuse(map_fd, key, value):
-        refused.append(value[0])
+        refused.append(value)
         raise OSError(19, "gone again")
 
     machine.cpus = "0-2"
-    monkeypatch.setattr(probe_ring, "update", refuse)
+    monkeypatch.setattr(probe_records, "update", refuse)
     assert buffers.follow_cpus() == []
     with pytest.raises(OSError):
         os.fstat(refused[0])
     machine.sample(0, b"goes on")
     assert [data.rstrip(b"\0") for data in buffers.take()] == [b"goes on"]
-    monkeypatch.setattr(probe_ring, "update", kept)
+    monkeypatch.setattr(probe_records, "update", kept)
     assert buffers.follow_cpus() == [machine.fds[2]]
     assert buffers.follow_cpus() == []
     buffers.close()

@@ -14,9 +14,8 @@ import pytest
 from ksym_plugin import sources
 from ksym_plugin.kernel import privileges, syscalls, worker
 from ksym_plugin.kernel.bpf_prog import ProgramInfo, ProgramReader
-from ksym_plugin.sources import bcc_loader, fentry, kprobe, probe, probe_ring
-from ksym_plugin.sources.fentry import FentrySource
-from ksym_plugin.sources.kprobe import KprobeSource
+from ksym_plugin.sources import bcc_loader, probe
+from ksym_plugin.sources.probe import FentrySource, KprobeSource
 from ksym_plugin.timeline.errors import SourceError
 from tests.unit.sources import workers
 
@@ -88,15 +87,15 @@ def kernel(monkeypatch, tmp_path, bcc):
     """One in which all of it works, so far as a source can tell."""
     pmu = tmp_path / "type"
     pmu.write_text("7\n")
-    monkeypatch.setattr(kprobe, "PMU", str(pmu))
-    monkeypatch.setattr(fentry, "KERNEL_BTF", str(pmu))
+    monkeypatch.setattr(probe, "PMU", str(pmu))
+    monkeypatch.setattr(probe, "KERNEL_BTF", str(pmu))
     monkeypatch.setattr(privileges, "require_probes", lambda: None)
     monkeypatch.setattr(syscalls, "bpf", lambda command, attr: os.open(os.devnull, os.O_RDONLY))
     monkeypatch.setattr(
         syscalls, "perf_event_open", lambda *_: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     )
-    monkeypatch.setattr(kprobe, "_ioctl", lambda *_: None)
-    monkeypatch.setattr(probe_ring, "lookup", lambda *_: None)
+    monkeypatch.setattr(probe, "_ioctl", lambda *_: None)
+    monkeypatch.setattr(probe, "counts_of", lambda *_: [])
     monkeypatch.setattr(ProgramReader, "info", lambda self, fd: jited(0))
     monkeypatch.setattr(probe, "self_test", lambda take: True)
     monkeypatch.setattr(probe, "open_rings", NoRings)
@@ -134,9 +133,9 @@ def test_the_size_of_the_ring_is_passed_on(kernel, bcc, name, size, pages):
     [
         (probe, "Ticker", OSError(errno.EMFILE, "Too many open files")),
         (probe, "open_rings", OSError(errno.ENOMEM, "Cannot allocate memory")),
-        (probe_ring, "lookup", SourceError("no counters")),
+        (probe, "counts_of", SourceError("no counters")),
         (probe, "self_test", SourceError("blind")),
-        (probe, "counts_buffer", KeyboardInterrupt()),
+        (probe, "possible_count", KeyboardInterrupt()),
     ],
 )
 def test_a_start_that_fails_leaves_nothing_open(kernel, construct, bcc, target, name, error, capfd):
@@ -153,7 +152,7 @@ def test_a_start_that_fails_leaves_nothing_open(kernel, construct, bcc, target, 
 
 
 def test_kprobes_that_take_no_program_are_closed(kernel):
-    kernel.setattr(kprobe, "_ioctl", lambda *_: fail(errno.EEXIST))
+    kernel.setattr(probe, "_ioctl", lambda *_: fail(errno.EEXIST))
     before = open_fds()
     with pytest.raises(SourceError, match="take no program"):
         KprobeSource()
@@ -222,14 +221,14 @@ def test_fentry_says_what_it_lacks(kernel, bcc):
     kernel.setattr(syscalls, "bpf", lambda command, attr: fail(errno.EPERM))
     with pytest.raises(SourceError, match="does not let BPF programs trace"):
         FentrySource()
-    kernel.setattr(fentry, "KERNEL_BTF", "/nowhere")
+    kernel.setattr(probe, "KERNEL_BTF", "/nowhere")
     with pytest.raises(SourceError, match="no BTF"):
         FentrySource()
     assert bcc.made == []
 
 
 def test_a_kernel_without_kprobes_is_told(kernel):
-    kernel.setattr(kprobe, "PMU", "/nowhere")
+    kernel.setattr(probe, "PMU", "/nowhere")
     with pytest.raises(SourceError, match="CONFIG_KPROBE_EVENTS"):
         KprobeSource()
 
@@ -354,9 +353,9 @@ def test_the_c_source_is_found_in_a_checkout():
 def test_has_ring_closes_what_it_made(monkeypatch):
     before = open_fds()
     monkeypatch.setattr(syscalls, "bpf", lambda command, attr: os.open(os.devnull, os.O_RDONLY))
-    assert probe_ring.has_ring()
+    assert probe.has_ring()
     monkeypatch.setattr(syscalls, "bpf", lambda command, attr: fail(errno.EINVAL))
-    assert not probe_ring.has_ring()
+    assert not probe.has_ring()
     assert open_fds() == before
 
 

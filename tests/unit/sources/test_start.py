@@ -11,7 +11,7 @@ from ksym_plugin import sources
 from ksym_plugin.kernel import perf_ring, snapshot, syscalls
 from ksym_plugin.kernel.bpf_prog import ProgramReader
 from ksym_plugin.kernel.kallsyms import Tail
-from ksym_plugin.sources import fentry, kprobe, perf_event
+from ksym_plugin.sources import perf_event, probe
 from ksym_plugin.sources.perf_event import PerfEventSource
 from ksym_plugin.timeline.errors import SourceError
 
@@ -201,8 +201,8 @@ def refuse_bpf(command, attr):
 def test_auto_goes_on_to_the_next_and_keeps_the_reason(monkeypatch, four_cpus):
     monkeypatch.setattr(syscalls, "perf_event_open", lambda *a: fail(errno.EACCES))
     monkeypatch.setattr(syscalls, "bpf", lambda command, attr: fail(errno.ENOENT))
-    monkeypatch.setattr(kprobe, "PMU", "/nowhere")
-    monkeypatch.setattr(fentry, "KERNEL_BTF", "/nowhere")
+    monkeypatch.setattr(probe, "PMU", "/nowhere")
+    monkeypatch.setattr(probe, "KERNEL_BTF", "/nowhere")
     source, attempts = sources.open_source()
     assert source.name == "polling"
     assert (source.fileno(), source.interval) == (-1, 0.1)

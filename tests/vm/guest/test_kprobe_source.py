@@ -16,8 +16,7 @@ from bcc import BPF
 
 from ksym_plugin.kernel.bpf_prog import ProgramReader
 from ksym_plugin.sources import probe
-from ksym_plugin.sources.fentry import FentrySource
-from ksym_plugin.sources.kprobe import KprobeSource
+from ksym_plugin.sources.probe import FentrySource, KprobeSource
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import (
     BPF_DISPATCHER,
@@ -354,7 +353,7 @@ def test_a_resync_costs_no_more_than_a_walk():
 def test_a_killed_process_leaves_nothing_attached():
     before = kernel_programs()
     code = (
-        "from ksym_plugin.sources.kprobe import KprobeSource\n"
+        "from ksym_plugin.sources.probe import KprobeSource\n"
         "source = KprobeSource()\nprint('ready', flush=True)\ninput()\n"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -379,7 +378,7 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch, construct, where):
 
     target, name = {
         "ticker": (probe, "Ticker"),
-        "map": (probe, "counts_buffer"),
+        "map": (probe, "possible_count"),
         "self-test": (probe, "self_test"),
         "rings": (probe, "open_rings"),
     }[where]

@@ -16,7 +16,7 @@ from ksym_plugin.history.reader import History
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import PerfClock
-from ksym_plugin.sources.kprobe import KprobeSource
+from ksym_plugin.sources.probe import KprobeSource
 from ksym_plugin.timeline.symbols import GAP, LOST
 from tests.oracle import procs, programs, rawbpf
 from tests.vm.guest import burst

@@ -12,7 +12,7 @@ from bcc import BPF
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import PerfClock
-from ksym_plugin.sources.kprobe import KprobeSource
+from ksym_plugin.sources.probe import KprobeSource
 from tests.oracle import rawbpf
 from tests.vm.guest import burst
 
