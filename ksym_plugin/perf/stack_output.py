@@ -9,8 +9,7 @@ from ksym_plugin.perf.output import write
 from ksym_plugin.stacks import flamegraph, speedscope
 from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account, describe
 from ksym_plugin.stacks.folded import frame_of, kernel_frame
-from ksym_plugin.stacks.frames import FrameTable, Stacks
-from ksym_plugin.stacks.hot_lines import HotLines
+from ksym_plugin.stacks.frames import FrameTable, HotLines, Stacks
 from ksym_plugin.stacks.names import file_name, for_stacks
 from ksym_plugin.timeline.symbols import BPF_MODULE
 

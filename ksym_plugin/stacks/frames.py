@@ -1,7 +1,11 @@
-"""Stacks as tuples of numbers, and the table of the frames that the numbers stand for."""
+"""Stacks as tuples of numbers, and the table of the frames that the numbers stand for.
+
+``HotLines`` says at which source lines of each frame the samples were.
+"""
 
 from __future__ import annotations
 
+from ksym_plugin.stacks.names import cut, file_name
 from ksym_plugin.timeline.symbols import Record
 
 TYPE_CHECKING = False
@@ -19,6 +23,11 @@ JIT = "jit"
 INLINED = "inlined"
 USER = "user"
 UNKNOWN = "unknown"
+
+#: How many lines of a frame are listed, and the columns of their locations and their text.
+_MOST = 5
+_WIDEST_LOCATION = 40
+_WIDEST_TEXT = 60
 
 
 class StackFrame(Record):
@@ -88,3 +97,86 @@ class Stacks:
         """A stack as folded text."""
         frames = self.table.frames
         return ";".join([frames[number].text for number in stack])
+
+
+class HotLines:
+    """Counts samples by frame and source location.
+
+    A frame that was at several lines has one number for each, and one without a line.
+    """
+
+    def __init__(self, table: FrameTable) -> None:
+        self._table = table
+        #: By the number of a frame with a line: its number without, and the line.
+        self._located: dict[int, tuple[int, SourceLocation]] = {}
+        self._samples: dict[int, float] = {}
+        self._counts: dict[int, dict[SourceLocation, float]] = {}
+
+    def number(self, number: int, location: SourceLocation | None) -> int:
+        """The number of a frame at a source location; the frame's own where there is none."""
+        if location is None:
+            return number
+        frame = self._table.frames[number]
+        located = self._table.number(StackFrame(frame.name, frame.kind, frame.text, location))
+        self._located[located] = number, location
+        return located
+
+    def unlocated(self, stack: Stack) -> Stack:
+        """A stack without the lines of its frames."""
+        located = self._located
+        if located.keys().isdisjoint(stack):
+            return stack
+        return tuple([located[number][0] if number in located else number for number in stack])
+
+    def sum_up(self, stacks: Stacks) -> Stacks:
+        """The stacks without the lines of their frames; those are counted.
+
+        A sample counts once for a line of a frame, however often it is in its stack.
+        """
+        summed = Stacks(stacks.table)
+        for stack, samples in stacks.counts.items():
+            self._count(stack, samples)
+            summed.add(self.unlocated(stack), samples)
+        return summed
+
+    def frames(self) -> list[int]:
+        """The frames that have lines."""
+        return list(self._counts)
+
+    def hottest(self) -> dict[int, SourceLocation]:
+        """Where each frame was most often."""
+        return {number: self._ranked(number)[0][0] for number in self._counts}
+
+    def describe(self, number: int) -> list[str]:
+        """A frame's hottest lines in words, each with its share of the frame's samples."""
+        if number not in self._counts:
+            return []
+        ranked = self._ranked(number)
+        whole = self._samples[number]
+        wide = min(max(len(_format(location)) for location, _ in ranked[:_MOST]), _WIDEST_LOCATION)
+        lines = [
+            f"{_format(location):<{wide}}  {100 * samples / whole:3.0f} %"
+            f"  {cut(' '.join(location.text.split()), _WIDEST_TEXT)}".rstrip()
+            for location, samples in ranked[:_MOST]
+        ]
+        more = len(ranked) - _MOST
+        return lines + ([f"and {more} more lines"] if more > 0 else [])
+
+    def _count(self, stack: Stack, samples: float) -> None:
+        met = [self._located[number] for number in set(stack) if number in self._located]
+        for number, location in met:
+            counts = self._counts.setdefault(number, {})
+            counts[location] = counts.get(location, 0) + samples
+        for number in {number for number, _ in met}:
+            self._samples[number] = self._samples.get(number, 0) + samples
+
+    def _ranked(self, number: int) -> list[tuple[SourceLocation, float]]:
+        """A frame's locations, the hottest first; then as they stand in the source."""
+        return sorted(
+            self._counts[number].items(),
+            key=lambda item: (-item[1], item[0].file, item[0].line),
+        )
+
+
+def _format(location: SourceLocation) -> str:
+    return f"{file_name(location.file)}:{location.line}"
