@@ -37,7 +37,7 @@ MAY_IMPORT = {
 LOADED_BY_PERF = ("timeline", "kernel", "history", "stacks", "perf")
 #: Third-party modules that those rooms import inside a function, where the user asks for what
 #: needs them: a vmlinux needs pyelftools, and the other two are perf's own.
-LATE = {"elftools": "kernel perf", "perf": "perf", "perf_trace_context": "perf"}
+LATE = {"elftools": "kernel perf", "perf_trace_context": "perf"}
 #: Third-party modules of the other rooms.
 ELSEWHERE = {
     "pluggy": "hooks",

@@ -9,9 +9,10 @@ Formats are text, folded, svg, speedscope, and report. --lines tells source line
 kernel too if its file is named.
 
 ``ksym record`` writes the history. This file only finds the ksym_plugin package and
-hands perf's events to it: see ksym_plugin/perf/handler.py. A perf that starts scripts as
-programs runs it too, and without a perf that has Python it reads perf script's text:
+hands perf's events to it: see ksym_plugin/perf/handler.py. It is also a program, which needs
+no perf that has Python: it reads what perf script prints.
 
+    ksym_handler.py -i perf.data [OPTIONS]
     perf script | ksym_handler.py [OPTIONS]
 """
 

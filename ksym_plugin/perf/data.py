@@ -7,6 +7,8 @@ the samples are from. Layout: tools/perf/Documentation/perf.data-file-format.txt
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import stat
 import struct
@@ -186,6 +188,14 @@ def read(path: str | None) -> Recorded:
             _read_header(file, recorded)
     except (OSError, struct.error, ValueError, OverflowError, DataError):
         pass  # A file that perf can read and this cannot is no reason to stop perf.
+    return recorded
+
+
+def read_start(start: bytes) -> Recorded:
+    """The same of the beginning of a perf.data, as far as it goes."""
+    recorded = Recorded()
+    with contextlib.suppress(struct.error, ValueError, OverflowError, DataError):
+        _read_header(io.BytesIO(start), recorded)
     return recorded
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ksym_plugin.kernel.clocks import CLOCKS, clock_of_attr
+from ksym_plugin.kernel.clocks import CLOCKS
 from ksym_plugin.perf import data, session
 from ksym_plugin.perf.frame_cache import CoreFrames, LifetimeFrames
 from ksym_plugin.perf.namer import (
@@ -24,7 +24,6 @@ from ksym_plugin.perf.namer import (
 from ksym_plugin.perf.output import TextOutput, give_up_output, say
 from ksym_plugin.perf.session import SampleClock
 from ksym_plugin.stacks.names import strip_nul
-from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Locator, Resolver
 from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.output import Output, Piece
-    from ksym_plugin.perf.repaint import Renamer
 
 FORMATS = ("text", "folded", "svg", "speedscope", "report")
 #: These tell of source lines without being asked to.
@@ -117,7 +115,6 @@ class Handler:
         self.recorded = data.read(data_path)
         self._output = choose_output(options, data_path, self.recorded)
         self._user = self._output.user
-        self._clock = options.clock
         #: Whether some of the output could not be written.
         self.is_cut_short = False
         self._session = session.open_session(options.history, data_path, self.recorded)
@@ -186,20 +183,6 @@ class Handler:
     def _give_up_output(self, error: OSError) -> None:
         self.is_cut_short = True
         give_up_output(error)
-
-    def renamer(self) -> Renamer:
-        """What names frames of text by the same history.
-
-        KsymError if the samples are on a clock that it cannot place, or on several.
-        """
-        clocks = {self._clock or clock_of_attr(attr) for attr in self.recorded.attrs.values()}
-        if self._past is not None and (len(clocks) > 1 or None in clocks):
-            raise KsymError(
-                "the samples are on several clocks, or on one that a history cannot place",
-                "record with: perf record -k CLOCK_MONOTONIC",
-            )
-        clock = clocks.pop() if clocks else self._clock
-        return self._session.renamer(clock, self._session.kallsyms)
 
     # Naming
 

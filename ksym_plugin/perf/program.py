@@ -1,9 +1,7 @@
 """How the handler starts: inside a perf that embeds Python, or as a program of its own.
 
 perf once embedded Python and called a script's functions. It now starts scripts as
-programs, which ``import perf`` and drive a session themselves; what that module offers is
-in tools/perf/python/perf.pyi and tools/perf/util/python.c of Linux. Without it there is
-still what ``perf script`` prints.
+programs. Such a program reads what ``perf script`` prints of the samples.
 """
 
 from __future__ import annotations
@@ -12,66 +10,32 @@ import gc
 import os
 import signal
 import stat
-import struct
 import sys
+import threading
 
-from ksym_plugin.perf import data
+from ksym_plugin.kernel.clocks import clock_of_attr
+from ksym_plugin.perf import data, session
 from ksym_plugin.perf.handler import Handler, Options, parse
 from ksym_plugin.perf.output import give_up_output, say
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import ModuleType
-    from typing import IO, Any, Protocol
+    from collections.abc import Iterable, Iterator
+    from typing import IO
 
+    from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.repaint import Renamer
-
-    class Evsel(Protocol):
-        """``perf.evsel``; its ``str`` is ``evsel(name)``."""
-
-        type: int
-        size: int
-        config: int
-        sample_period: int
-        sample_type: int
-
-    class Named(Protocol):
-        """``perf.callchain_node``; what has no name is ``[unknown]``."""
-
-        @property
-        def symbol(self) -> str | None: ...
-        @property
-        def dso(self) -> str | None: ...
-
-    class Node(Named, Protocol):
-        """``perf.callchain_node``."""
-
-        ip: int
-
-    class Sample(Named, Protocol):
-        """``perf.sample_event``: what is read of it; leaf first."""
-
-        evsel: Evsel
-        callchain: Sequence[Node] | None
-        sample_pid: int
-        sample_tid: int
-        sample_cpu: int
-        sample_ip: int
-        sample_time: int
-        sample_period: int
-        sym_start: int | None
-        sym_end: int | None
-
+    from ksym_plugin.perf.session import Session
 
 #: Built into perf's own interpreter and no other.
 _PERF_MODULE = "perf_trace_context"
 _PIECE = 1 << 20
-#: What the module gives for a frame or a file without a name.
-_UNKNOWN = "[unknown]"
-#: The beginning of a perf_event_attr: type, size, config, sample_period, sample_type.
-_ATTR = struct.Struct("=IIQQQ")
+#: perf's name for standard input, and Linux' for a file there.
+_STDIN = "-"
+_STDIN_FILE = "/dev/stdin"
+#: A shell's exit status of a program that a signal ended is this and the signal's number.
+_SIGNALLED = 128
 
 
 def start(arguments: list[str]) -> Handler:
@@ -89,6 +53,9 @@ def start(arguments: list[str]) -> Handler:
     except KsymError as error:
         say(str(error))
         sys.exit(1)
+    except KeyboardInterrupt:
+        say("interrupted: what is printed is incomplete")
+        sys.exit(_SIGNALLED + signal.SIGINT)
 
 
 def _prepare() -> None:
@@ -102,92 +69,130 @@ def _prepare() -> None:
 
 
 def run(options: Options) -> int:
-    """The exit status. KsymError if there is nothing to read, or it cannot be read."""
-    perf = _module()
-    if perf is None:
-        return run_over_text(options)
-    path = options.input or ("-" if is_fed() else "perf.data")
-    try:
-        source = perf.data(path)
-    except (OSError, ValueError) as error:
-        raise KsymError(f"{path} cannot be read ({error})") from error
-    handler = Handler(options, path)
-    Samples(perf, source, handler).process()
-    return int(handler.is_cut_short)
+    """Print what perf script prints, its kernel frames named; the exit status, perf's if it ran.
 
-
-def _module() -> ModuleType | None:
-    """perf's module; another module of that name (PyPI has had one) has no sessions."""
-    try:
-        import perf
-    except ImportError:
-        return None
-    return perf if hasattr(perf, "session") else None
-
-
-def is_fed() -> bool:
-    """Whether standard input holds something: a pipe, or a file."""
-    try:
-        mode = os.fstat(0).st_mode
-    except OSError:
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
-
-
-def run_over_text(options: Options) -> int:
-    """The exit status. KsymError if there is no text, or it cannot be read."""
-    if options.input is None and not is_fed():
-        say("this is a script for perf; run: perf script -s ksym_handler.py, or: ksym script")
-        return 1
+    Of the perf.data that is named or comes on standard input; its text may come there too.
+    KsymError if there is nothing to read, or it cannot be read.
+    """
     if options.format == "report":
         raise KsymError("text is not enough for a report", "run: ksym report")
     if options.lines or options.vmlinux is not None:
         raise KsymError("text gets no source lines", "run: ksym script --lines")
-    handler = Handler(options, options.input)
+    path, start = _input(options.input)
+    if path is None and not start:
+        say("this is a script for perf; run: perf script -s ksym_handler.py, or: ksym script")
+        return 1
+    recorded = data.read(path)
+    if path == _STDIN:
+        start, recorded = _read_header(start)
+    with session.open_session(options.history, path, recorded) as known:
+        renamer = _renamer(known, options.clock, recorded)
+        if path is None:
+            return int(not _print_named(_pieces(sys.stdin.buffer, start), options.format, renamer))
+        return _run_perf(path, start, options.format, renamer)
+
+
+def _input(path: str | None) -> tuple[str | None, bytes]:
+    """The perf.data to read, None for text on standard input; and what was read of that already."""
+    if path not in (None, _STDIN):
+        return path, b""
     try:
-        return _print_named(options, handler.renamer())
-    finally:
-        handler.close()
+        mode = os.fstat(0).st_mode
+    except OSError:  # It is closed.
+        mode = 0
+    if stat.S_ISREG(mode) and os.pread(0, len(data.MAGIC), 0) == data.MAGIC:
+        return _STDIN_FILE, b""
+    if path == _STDIN or stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
+        start = os.read(0, _PIECE)
+        return (_STDIN if start.startswith(data.MAGIC) else None), start
+    return ("perf.data" if os.path.exists("perf.data") else None), b""
 
 
-def _print_named(options: Options, renamer: Renamer) -> int:
-    try:
-        if options.input is None:
-            _print(sys.stdin.buffer, options.format, renamer)
-            status = 0
-        else:
-            status = _print_file(options.input, options.format, renamer)
-        sys.stdout.flush()
-    except OSError as error:
-        give_up_output(error)
-        status = 1
-    for line in renamer.report():
-        say(line)
-    return status
+def _read_header(start: bytes) -> tuple[bytes, Recorded]:
+    """All that was read of a piped perf.data to know its events, and what that tells.
+
+    perf record writes those at once, but in several pieces.
+    """
+    recorded = data.read_start(start)
+    while not recorded.attrs and len(start) < _PIECE:
+        piece = os.read(0, _PIECE)
+        if not piece:
+            break
+        start += piece
+        recorded = data.read_start(start)
+    return start, recorded
 
 
-def _print_file(path: str, form: str, renamer: Renamer) -> int:
-    """What perf script prints of a perf.data; its exit status."""
+def _renamer(known: Session, clock: str | None, recorded: Recorded) -> Renamer:
+    """What names the frames. KsymError if their times are on several clocks, or on an odd one."""
+    clocks = {clock or clock_of_attr(attr) for attr in recorded.attrs.values()} or {clock}
+    if known.lookup is not None and recorded.attrs and (len(clocks) > 1 or None in clocks):
+        raise KsymError(
+            "the samples are on several clocks, or on one that a history cannot place",
+            "record with: perf record -k CLOCK_MONOTONIC",
+        )
+    return known.renamer(clocks.pop(), known.kallsyms)
+
+
+def _run_perf(path: str, start: bytes, form: str, renamer: Renamer) -> int:
+    """Print what perf script prints of a perf.data; its exit status, or 1 if ours failed.
+
+    ``start`` is what was read of it on standard input.
+    """
     import subprocess
 
     call = ["perf", "script", "--ns", "-i", path]
     try:
-        child = subprocess.Popen(call, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        perf = subprocess.Popen(
+            call, stdin=subprocess.PIPE if start else None, stdout=subprocess.PIPE
+        )
     except OSError as error:
         raise KsymError(f"perf cannot be run ({error.strerror})", "install it") from error
-    with child:
-        if child.stdout is not None:
-            _print(child.stdout, form, renamer)
-    return child.returncode
+    with perf:
+        if perf.stdin is not None:
+            threading.Thread(target=_feed, args=(perf.stdin, start), daemon=True).start()
+        is_whole = _print_named(_pieces(perf.stdout), form, renamer)
+    status = perf.returncode
+    if status < 0 and is_whole:
+        say(f"perf was ended by {signal.Signals(-status).name}: its output may be cut short")
+        status = _SIGNALLED - status
+    return status if is_whole else 1
 
 
-def _print(stream: IO[bytes], form: str, renamer: Renamer) -> None:
+def _feed(stdin: IO[bytes], start: bytes) -> None:
+    """Hand on what comes on standard input, until perf has ended."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
+    try:
+        with stdin:
+            for piece in _pieces(sys.stdin.buffer, start):
+                stdin.write(piece)
+                stdin.flush()
+    except (OSError, ValueError, KsymError):
+        pass  # perf says what is wrong with what it got.
+
+
+def _print_named(pieces: Iterable[bytes], form: str, renamer: Renamer) -> bool:
+    """Print the text, and what became of its frames; whether it could be written."""
+    is_whole = True
+    try:
+        _print(pieces, form, renamer)
+        sys.stdout.flush()
+    except OSError as error:
+        give_up_output(error)
+        is_whole = False
+    finally:
+        for line in renamer.report():
+            say(line)
+    return is_whole
+
+
+def _print(pieces: Iterable[bytes], form: str, renamer: Renamer) -> None:
     out = sys.stdout.buffer
     if form == "text":
         from ksym_plugin.perf.repaint import Annotator
 
         annotator = Annotator(renamer)
-        for piece in _pieces(stream):
+        for piece in pieces:
             out.write(annotator.feed(piece))
             out.flush()
         out.write(annotator.close())
@@ -196,7 +201,7 @@ def _print(stream: IO[bytes], form: str, renamer: Renamer) -> None:
     from ksym_plugin.stacks import flamegraph, folded, speedscope
 
     folder = fold.Folder(fold.FoldOptions(kernel=True, bpf=form != "folded"), renamer)
-    for piece in _pieces(stream):
+    for piece in pieces:
         folder.feed(piece)
     folder.close()
     if form == "folded":
@@ -210,115 +215,12 @@ def _print(stream: IO[bytes], form: str, renamer: Renamer) -> None:
         sys.stdout.writelines(speedscope.write("perf script", stacks.table, profiles))
 
 
-def _pieces(stream: IO[bytes]) -> Iterator[bytes]:
-    """The stream in pieces, each as soon as it is there."""
+def _pieces(stream: IO[bytes] | None, start: bytes = b"") -> Iterator[bytes]:
+    """A stream in pieces, each as soon as it is there; ``start`` was read of it before."""
+    if start:
+        yield start
     try:
-        while piece := os.read(stream.fileno(), _PIECE):
+        while stream is not None and (piece := os.read(stream.fileno(), _PIECE)):
             yield piece
     except OSError as error:
         raise KsymError(f"the text cannot be read ({error.strerror})") from error
-
-
-class Samples:
-    """The samples of a ``perf.data``, handed on in the shape embedding perfs gave them.
-
-    OSError or ValueError of the module's are KsymErrors here. A name that is not UTF-8
-    cannot be had from it, and counts as none.
-    """
-
-    def __init__(self, perf: ModuleType, source: object, handler: Handler) -> None:
-        self._handler = handler
-        try:
-            self._session: Any = perf.session(source, sample=self._sample)
-        except (OSError, ValueError) as error:
-            handler.close()
-            raise KsymError(f"{source} cannot be read ({error})") from error
-
-    def process(self) -> None:
-        try:
-            self._session.process_events()
-        except (OSError, ValueError) as error:
-            raise KsymError(f"perf stopped reading ({error})") from error
-        finally:
-            self._session = None  # It holds this object's method.
-            self._handler.trace_end()
-
-    def _sample(self, sample: Sample) -> None:
-        try:
-            event = self._event(sample)
-        except Exception as error:  # noqa: BLE001 - it would end the session
-            self._handler.tally.failed("left out", error)
-        else:
-            self._handler.process_event(event)
-
-    def _event(self, sample: Sample) -> dict[str, Any]:
-        chain = sample.callchain
-        name = _event_name(sample.evsel)
-        event: dict[str, Any] = {
-            "ev_name": name,
-            "attr": self._handler.recorded.attrs.get(name) or _attr(sample.evsel),
-            "comm": self._comm(sample),
-            "callchain": None if chain is None else [_node(entry) for entry in chain],
-            "sample": {
-                "pid": sample.sample_pid,
-                "tid": sample.sample_tid,
-                "cpu": sample.sample_cpu & 0xFFFF_FFFF,
-                "ip": sample.sample_ip,
-                "time": sample.sample_time,
-                "period": sample.sample_period,
-            },
-        }
-        if not chain:
-            symbol, dso = _name(sample, "symbol"), _name(sample, "dso")
-            event.update(symbol=symbol, symoff=_offset(sample), dso=dso)
-        return event
-
-    def _comm(self, sample: Sample) -> str | None:
-        """The task's name; the module finds the first thread of a process, and may lack others."""
-        for number in (sample.sample_tid, sample.sample_pid):
-            try:
-                comm: str | None = self._session.find_thread(number).comm()
-            except (TypeError, ValueError, OverflowError):
-                continue
-            if comm is not None:
-                return comm
-        return None
-
-
-def _node(entry: Node) -> dict[str, Any]:
-    """A frame; the module has no offset in its function."""
-    node: dict[str, Any] = {"ip": entry.ip}
-    name, dso = _name(entry, "symbol"), _name(entry, "dso")
-    if name is not None:
-        node["sym"] = {"name": name}
-    if dso is not None:
-        node["dso"] = dso
-    return node
-
-
-def _name(thing: Named, field: str) -> str | None:
-    """A symbol or a dso; None for what has no name, or one that is not UTF-8."""
-    try:
-        name: str = getattr(thing, field)
-    except UnicodeDecodeError:
-        return None
-    return None if name == _UNKNOWN else name
-
-
-def _offset(sample: Sample) -> int | None:
-    """Where in its function a sample is; of a file's function perf tells it in the file only."""
-    start, end = sample.sym_start, sample.sym_end
-    if start is None or end is None or not start <= sample.sample_ip < end:
-        return None
-    return sample.sample_ip - start
-
-
-def _event_name(evsel: Evsel) -> str:
-    """The name out of ``evsel(name)``."""
-    text = str(evsel)
-    return text[len("evsel(") : -1] if text.startswith("evsel(") and text.endswith(")") else text
-
-
-def _attr(evsel: Evsel) -> bytes:
-    """As much of a perf_event_attr as the module tells; its clock is not in it."""
-    return _ATTR.pack(evsel.type, evsel.size, evsel.config, evsel.sample_period, evsel.sample_type)

@@ -496,15 +496,6 @@ def test_a_history_that_cannot_be_used(
     assert content is None or path.read_bytes() == content
 
 
-def test_outside_perf_it_says_what_it_is_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        module.start([])
-    assert stopped.value.code == 1
-    assert "perf script -s" in capsys.readouterr().err
-
-
 # Without a history
 
 

@@ -1,35 +1,37 @@
-"""The handler as a program: under perf's Python module, and over text without it."""
+"""The handler as a program: over perf script's text, which it may have to ask perf for."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
-from ksym_plugin.perf.handler import Handler, Options
-from ksym_plugin.perf.text import Header
-from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.kernel.clocks import Instant
 from tests import demo
-from tests.unit.perf_events import CALLCHAIN, CORE, SAMPLED, VMLINUX, attr, bpf, event, node
+from tests.unit.helpers import BASE, load, timeline_of, unload
+from tests.unit.perf_events import SECOND
+from tests.unit.perf_files import SAMPLE_ID_ALL, USE_CLOCKID, PerfEvent, PerfFile
 
 HANDLER = os.path.join(demo.REPO, "contrib", "perf-script", "ksym_handler.py")
-MODULE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "perf_module")
-ADDRESS = 0xFFFF_FFFF_C010_0000
+A, B = "bpf_prog_00000000000000aa_a", "bpf_prog_00000000000000bb_b"
+TALLY = "kernel frames: "
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped recording: its samples, its history as one of this boot, perf's text."""
+    """The shipped recording: its history as one of this boot, and perf's text."""
     folder = tmp_path_factory.mktemp("program")
-    (folder / "perf.data").write_bytes(demo.unpacked("events.jsonl"))
     (folder / "before.txt").write_bytes(demo.unpacked("before.txt"))
     (folder / "ksym.db").write_bytes(demo.unpacked("ksym.db"))
     with contextlib.closing(sqlite3.connect(folder / "ksym.db")) as database, database:
@@ -37,36 +39,39 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(
-    place: Path, *words: str, module: bool = True, stdin: Path | None = None, status: int = 0
-) -> tuple[str, str]:
-    """What the handler prints, started as a program."""
-    environment = {**os.environ, "PYTHONPATH": MODULE if module else ""}
+class Ended:
+    """What a program printed and said."""
+
+    def __init__(self, status: int, out: bytes, err: bytes) -> None:
+        self.status = status
+        self.out = out.decode("utf-8", "surrogateescape")
+        self.err = err.decode()
+
+
+def run(place: Path, *words: str, stdin: object = subprocess.DEVNULL, status: int = 0) -> Ended:
+    """The handler, started as a program; ``stdin`` is a file, or bytes that come in a pipe."""
+    environment = {**os.environ, "PATH": f"{place}:{os.environ['PATH']}"}
     environment.pop("KSYM_HISTORY", None)
-    with open(stdin or os.devnull, "rb") as text:
-        done = subprocess.run(
-            [sys.executable, "-B", HANDLER, *words],
-            cwd=place,
-            env=environment,
-            stdin=text,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-    assert done.returncode == status, done.stderr.decode()
-    return done.stdout.decode("utf-8", "surrogateescape"), done.stderr.decode()
+    done = subprocess.run(
+        [sys.executable, "-B", HANDLER, *words],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        **({"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}),
+    )
+    ended = Ended(done.returncode, done.stdout, done.stderr)
+    assert ended.status == status, ended.err
+    assert "Traceback" not in ended.err
+    return ended
 
 
-def samples(folder: Path, *events: dict) -> Path:
-    lines = [json.dumps({**one, "attr": one["attr"].hex(), "raw_buf": ""}) for one in events]
-    (folder / "perf.data").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
-
-
-def names(text: str) -> list[str]:
-    """Headers, and of frames their names: the module does not tell where in it a frame is."""
-    lines = [line for line in text.splitlines() if line]
-    return [line.split()[1].split("+")[0] if line[0] == "\t" else line for line in lines]
+def perf_that(folder: Path, *lines: str) -> None:
+    """A perf that is a shell script."""
+    script = folder / "perf"
+    script.write_text("\n".join(("#!/bin/sh", *lines)), encoding="utf-8")
+    script.chmod(0o755)
 
 
 def test_it_can_be_started() -> None:
@@ -75,76 +80,28 @@ def test_it_can_be_started() -> None:
         assert file.readline() == b"#!/usr/bin/env python3\n"
 
 
-def test_the_module_s_samples_come_out_as_embedding_perf_s(place: Path, tmp_path: Path) -> None:
-    recording = demo.shipped(str(tmp_path))
-    out, err = run(place)
-    assert names(out) == names(recording.after)
-    assert out.count("_oracle_") == recording.after.count("_oracle_") > 2000
-    assert err == recording.tally
+# Text
 
 
-@pytest.mark.parametrize("form", ["folded", "svg", "speedscope", "report"])
-def test_every_format(place: Path, form: str) -> None:
-    out, err = run(place, "-i", "perf.data", "--format", form)
-    assert "626 renamed" in err
-    if form == "folded":
-        assert sum(int(line.rpartition(" ")[2]) for line in out.splitlines()) == 2321
-    elif form == "svg":
-        assert ET.fromstring(out).get("class") == "flame"
-    else:
-        assert json.loads(out)
-
-
-def test_samples_without_callchains(tmp_path: Path) -> None:
-    plain = attr(sample_type=SAMPLED & ~CALLCHAIN)
-    one = event(attr=plain, ip=CORE + 4, symbol="start", symoff=4, dso=VMLINUX)
-    other = event(attr=plain, ip=CORE + 4)
-    one["callchain"] = other["callchain"] = None
-    out, _ = run(samples(tmp_path, one, other))
-    first, second = out.splitlines()
-    assert first.endswith(f" {CORE + 4:x} start+0x4 ({VMLINUX})")
-    assert f" {CORE + 4:x} " in second
-
-
-def test_names_that_cannot_be_had(tmp_path: Path) -> None:
-    one = event(node(0x1000, "\udcff", 4, "/x"), node(0x2000, "main", 4, "/y"), comm=None)
-    out, err = run(samples(tmp_path, one), "--format", "folded")
-    assert out == ":-1;main;[x] 1\n" or out == ";main;[x] 1\n"
-    assert "left out" not in err
-
-
-def test_a_sample_that_cannot_be_read_does_not_end_it(tmp_path: Path) -> None:
-    bad = event(node(0x1000, "a", 4, "/x"))
-    bad["callchain"][0]["ip"] = None
-    out, err = run(samples(tmp_path, bad, event(node(0x2000, "b", 4, "/x"))))
-    assert " b (/x)" in out
-    assert "Traceback" not in err
-
-
-def test_no_perf_data(tmp_path: Path) -> None:
-    out, err = run(tmp_path, "-i", "nowhere", status=1)
-    assert out == ""
-    assert err.startswith("ksym: ") and err.count("\n") == 1 and "nowhere" in err
-
-
-# Without the module
-
-
-def test_text_is_read_where_there_is_no_module(place: Path) -> None:
-    out, err = run(place, module=False, stdin=place / "before.txt")
-    before = (place / "before.txt").read_text(encoding="utf-8").splitlines()
-    assert len(out.splitlines()) == len(before)
-    assert "626 renamed" in err
-    assert out.count("_oracle_") > "\n".join(before).count("_oracle_")
+def test_text_on_standard_input(place: Path) -> None:
+    before = (place / "before.txt").read_bytes()
+    with open(place / "before.txt", "rb") as file:
+        ended = run(place, stdin=file)
+    assert "626 renamed" in ended.err
+    assert len(ended.out.splitlines()) == len(before.splitlines())
+    assert ended.out.count("_oracle_") > before.count(b"_oracle_")
+    assert run(place, "-i", "-", stdin=before).out == ended.out
 
 
 def test_text_can_be_folded_and_drawn(place: Path) -> None:
-    folded, _ = run(place, "--format", "folded", module=False, stdin=place / "before.txt")
-    drawn, _ = run(place, "--format", "svg", module=False, stdin=place / "before.txt")
+    before = (place / "before.txt").read_bytes()
+    folded = run(place, "--format", "folded", stdin=before).out
+    drawn = run(place, "--format", "svg", stdin=before).out
     assert "_oracle_7_[k] " in folded
     data = json.loads(ET.fromstring(drawn).find("{http://www.w3.org/2000/svg}metadata").text)
     total = sum(int(line.rpartition(" ")[2]) for line in folded.splitlines())
     assert data["boxes"][2] == total
+    assert json.loads(run(place, "--format", "speedscope", stdin=before).out)["profiles"]
 
 
 @pytest.mark.parametrize("form", ["text", "folded", "svg", "speedscope"])
@@ -162,47 +119,146 @@ def test_text_on_a_full_disk(place: Path, form: str) -> None:
     said = done.stderr.decode()
     assert done.returncode == 1
     assert said.startswith("ksym: the output cannot be written (No space left on device)\n")
-    assert "kernel frames" in said and "Traceback" not in said and "Exception" not in said
+    assert TALLY in said and "Traceback" not in said and "Exception" not in said
 
 
-def test_text_of_a_perf_data_is_on_its_clock(place: Path) -> None:
-    handler = Handler(Options(str(place / "ksym.db"), None, "text"), None)
-    first, last = 8_983_476_935_000, 8_983_476_935_999
-    header = Header(b"x", b"", b"1", b"8983", b"476935", (b"", b"", b""))
-    for clockid, clock in (None, "perf"), (1, "monotonic"), (7, "boottime"):
-        handler.recorded.attrs = dict.fromkeys(("a", "b"), attr(clockid=clockid))
-        renamer = handler.renamer()
-        renamer.begin(header)
-        place_of = handler._session.clock_map.to_monotonic
-        assert renamer._monotonic_window() == (place_of(clock, first), place_of(clock, last))
-    for clockids in (4,), (1, 7):
-        handler.recorded.attrs = {str(one): attr(clockid=one) for one in clockids}
-        with pytest.raises(KsymError, match="clock"):
-            handler.renamer()
-    handler.close()
+@pytest.mark.parametrize("words", [["--format", "report"], ["--lines"], ["--vmlinux", "x"]])
+def test_what_text_is_not_enough_for(place: Path, words: list[str]) -> None:
+    ended = run(place, *words, stdin=b"", status=1)
+    assert (ended.out, ended.err.count("\n")) == ("", 1)
+    assert "run: ksym " in ended.err
 
 
-def test_another_module_of_that_name_is_none_of_perf_s(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "perf.py").write_text("", encoding="utf-8")
-    for name in ("before.txt", "ksym.db"):
-        (tmp_path / name).write_bytes((place / name).read_bytes())
-    out, _ = run(tmp_path, "--format", "folded", module=False, stdin=tmp_path / "before.txt")
-    assert "_oracle_7_[k] " in out
+def test_without_anything_to_read_it_says_what_runs_it(tmp_path: Path) -> None:
+    ended = run(tmp_path, status=1)
+    assert (ended.out, ended.err.count("\n")) == ("", 1)
+    assert "perf script -s" in ended.err
 
 
-@pytest.mark.parametrize("words", [[], ["--format", "report"]])
-def test_without_anything_to_read_it_says_what_runs_it(tmp_path: Path, words: list[str]) -> None:
-    out, err = run(tmp_path, *words, module=False, status=1)
-    assert (out, err.count("\n")) == ("", 1)
-    assert "perf script -s" in err
+# What perf recorded
 
 
-def test_a_report_needs_samples(place: Path) -> None:
-    _, err = run(place, "--format", "report", module=False, stdin=place / "before.txt", status=1)
-    assert "ksym report" in err
+def recording(folder: Path, *events: PerfEvent) -> Path:
+    """A perf.data with nothing but its header, and a perf that prints the text beside it."""
+    path = folder / "recorded"
+    path.write_bytes(PerfFile(*events).file())
+    perf_that(folder, 'echo "$*" > words', "cat before.txt")
+    return path
 
 
-def test_bpf_frames_as_perf_had_them(tmp_path: Path) -> None:
-    name = "bpf_prog_00000000000000aa_a"
-    out, _ = run(samples(tmp_path, event(bpf(ADDRESS, name))), "--format", "folded")
-    assert out in (f"demo;{name}_[k] 1\n", "demo;[unknown]_[k] 1\n")
+def test_perf_is_asked_for_the_text_of_a_perf_data(place: Path) -> None:
+    path = recording(place)
+    by_text = run(place, stdin=(place / "before.txt").read_bytes())
+    by_data = run(place, "-H", "ksym.db", "-i", str(path))
+    assert (by_data.out, by_data.err) == (by_text.out, by_text.err)
+    assert (place / "words").read_text() == f"script --ns -i {path}\n"
+    with open(path, "rb") as file:
+        assert run(place, "-H", "ksym.db", stdin=file).out == by_text.out
+    path.rename(place / "perf.data")
+    assert run(place).out == by_text.out
+    assert (place / "words").read_text() == "script --ns -i perf.data\n"
+    (place / "perf.data").unlink()
+
+
+def test_a_perf_data_that_comes_through_a_pipe_is_perf_s_to_read(tmp_path: Path) -> None:
+    perf_that(tmp_path, 'echo "$*" > words', "cat > copy")
+    file = PerfFile()
+    for at in range(3000):
+        file.comm(at, at, b"x" * 900)
+    content = file.pipe()
+    program = subprocess.Popen(
+        [sys.executable, "-B", HANDLER],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdin=subprocess.PIPE,
+    )
+    with program:
+        for piece in (content[:16], content[16:40], content[40:]):
+            program.stdin.write(piece)
+            program.stdin.flush()
+            time.sleep(0)
+    assert program.returncode == 0
+    assert (tmp_path / "copy").read_bytes() == content
+    assert (tmp_path / "words").read_text() == "script --ns -i -\n"
+
+
+@pytest.mark.parametrize("is_piped", [False, True])
+@pytest.mark.parametrize(
+    "clockid, ahead",
+    [(time.CLOCK_MONOTONIC, 0), (time.CLOCK_BOOTTIME, 60), (None, -1)],
+)
+def test_the_clock_is_the_header_s(
+    tmp_path: Path, clockid: int | None, ahead: int, is_piped: bool
+) -> None:
+    history(tmp_path / "ksym.db")
+    flags = (SAMPLE_ID_ALL, *(() if clockid is None else (USE_CLOCKID,)))
+    file = PerfFile(PerfEvent(flags=flags, clockid=clockid or 0))
+    (tmp_path / "recorded").write_bytes(file.file())
+    samples = (f"app 7 {at + ahead}.5: 1 cpu-clock: \n\t{BASE + 8:x} {{}}\n" for at in (5, 13))
+    (tmp_path / "text").write_text("\n".join(samples).format(f"{B}+0x8 ({B})", "[unknown] ()"))
+    perf_that(tmp_path, "cat text")
+    ended = run(tmp_path, stdin=file.pipe()) if is_piped else run(tmp_path, "-i", "recorded")
+    frames = [line.split()[1:] for line in ended.out.splitlines() if line.startswith("\t")]
+    assert frames == [[f"{A}+0x8", "([bpf])"], [f"{B}+0x8", "([bpf])"]]
+
+
+def history(path: Path) -> None:
+    """A at BASE for ten seconds, then B; boot time a minute ahead, perf's clock a second behind."""
+    writer = HistoryWriter(str(path), "test", 0, None)
+    changes = (
+        load(BASE, 64, A, SECOND),
+        unload(BASE, 10 * SECOND, A),
+        load(BASE, 64, B, 12 * SECOND),
+    )
+    for lifetime in timeline_of(*changes).lifetimes():
+        writer.note(lifetime)
+    writer.tick(Instant(2 * SECOND, 62 * SECOND, 1_700_000_000 * SECOND, SECOND))
+    writer.close(3600 * SECOND)
+
+
+@pytest.mark.parametrize(
+    "clockids", [(time.CLOCK_MONOTONIC_RAW,), (time.CLOCK_MONOTONIC, time.CLOCK_BOOTTIME)]
+)
+def test_clocks_that_a_history_cannot_place(tmp_path: Path, clockids: tuple[int, ...]) -> None:
+    history(tmp_path / "ksym.db")
+    events = (PerfEvent(f"event{at}", flags=(USE_CLOCKID,), clockid=at) for at in clockids)
+    path = recording(tmp_path, *events)
+    ended = run(tmp_path, "-i", str(path), status=1)
+    assert (ended.out, ended.err.count("\n")) == ("", 1)
+    assert "perf record -k CLOCK_MONOTONIC" in ended.err
+
+
+def test_no_perf_data(tmp_path: Path) -> None:
+    perf_that(tmp_path, "echo no such file >&2", "exit 254")
+    ended = run(tmp_path, "-i", "nowhere", status=254)
+    assert ended.out == ""
+    assert "no such file" in ended.err
+
+
+def test_perf_s_exit_status_is_passed_on(place: Path) -> None:
+    recording(place)
+    perf_that(place, "head -7 before.txt", "exit 3")
+    assert run(place, "-i", "recorded", status=3).out
+
+
+def test_a_perf_that_is_killed_is_told(place: Path) -> None:
+    recording(place)
+    perf_that(place, "head -7 before.txt", "kill -SEGV $$")
+    ended = run(place, "-i", "recorded", status=128 + signal.SIGSEGV)
+    assert ended.out
+    assert "perf was ended by SIGSEGV" in ended.err and TALLY in ended.err
+
+
+def test_without_a_perf(tmp_path: Path) -> None:
+    (tmp_path / "perf").mkdir()
+    (tmp_path / "recorded").write_bytes(PerfFile().file())
+    done = subprocess.run(
+        [sys.executable, "-B", HANDLER, "-i", "recorded"],
+        cwd=tmp_path,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"ksym: ") and b"perf cannot be run" in done.stderr
