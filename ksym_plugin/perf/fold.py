@@ -11,7 +11,8 @@ import re
 import subprocess
 
 from ksym_plugin.perf import text
-from ksym_plugin.perf.repaint import SLOW, Weights
+from ksym_plugin.perf.repaint import SLOW, Weights, rewritten
+from ksym_plugin.perf.repaint import is_kernel as is_this_kernel
 from ksym_plugin.perf.text import INLINED, UNKNOWN
 from ksym_plugin.stacks.names import bytes_for_stacks
 from ksym_plugin.timeline.symbols import split_bpf_name
@@ -438,8 +439,8 @@ class Folder(text.TextReader):
         if self._task is None:
             return line
         self._is_start = False
-        if self._renamer is not None:
-            line = self._renamer.replace(line, frame)
+        if self._renamer is not None and is_this_kernel(frame):
+            line = rewritten(line, frame, *self._renamer.decide(frame))
         # Of a frame behind a header the part that is its own.
         own = line[line.rindex(frame.digits, 0, frame.name_at) :]
         piece = self._pieces[b"\t" + b" " * (16 - len(frame.digits)) + own]

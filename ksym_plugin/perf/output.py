@@ -93,12 +93,12 @@ class TextOutput:
         """A frame; ``name`` is empty and ``offset`` None where they are not known."""
         if self._is_terminal:
             name, dso = for_terminal(name), for_terminal(dso)
-        below = "" if frame is None else _below(frame)
+        beneath = "" if frame is None else below(frame)
         if not name:
             return f"\t{address:16x} {_UNKNOWN} ({dso or _UNKNOWN})\n"
         if offset is None:
-            return f"\t{address:16x} {name} ({dso})\n{below}"
-        return f"\t{address:16x} {name}+{offset:#x} ({dso})\n{below}"
+            return f"\t{address:16x} {name} ({dso})\n{beneath}"
+        return f"\t{address:16x} {name}+{offset:#x} ({dso})\n{beneath}"
 
     def sample(self, event: dict[str, Any], pieces: list[str]) -> None:
         attr = event.get("attr") or b""
@@ -132,7 +132,7 @@ class TextOutput:
         write(self._stream, text)
 
 
-def _below(frame: Frame) -> str:
+def below(frame: Frame) -> str:
     """What stands below a frame."""
     if frame.location is not None:
         return f"  {file_name(frame.location.file)}:{frame.location.line}\n"

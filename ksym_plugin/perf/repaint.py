@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 
 from ksym_plugin.kernel.clocks import PERF
-from ksym_plugin.perf import text
+from ksym_plugin.perf import namer, text
 from ksym_plugin.perf.namer import (
     COARSE,
     Tally,
-    decide,
     format_dso,
     format_name,
     is_bpf_name,
@@ -22,6 +21,7 @@ from ksym_plugin.perf.namer import (
     is_neighbour,
     unnamed_dso,
 )
+from ksym_plugin.perf.output import below
 from ksym_plugin.perf.text import INLINED, UNKNOWN, FrameLine
 from ksym_plugin.stacks.names import decode_name, encode_name, strip_nul
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
@@ -29,6 +29,7 @@ from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
     EXACT,
     GRACE,
+    KERNEL,
     UNKNOWN_ADDRESS,
     Frame,
     Reason,
@@ -37,14 +38,16 @@ from ksym_plugin.timeline.symbols import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Optional
+    from collections.abc import Callable, Mapping
+    from typing import Optional, Union
 
     from ksym_plugin.kernel.clocks import ClockMap
     from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.perf.text import Header
-    from ksym_plugin.timeline.resolver import Lookup
+    from ksym_plugin.timeline.resolver import Locator, Lookup
 
+    #: What a frame is called: by what was recorded, or by perf, or it has no name.
+    Decision = Union[Frame, str, None]
     #: The running system, asked for once and only if a frame wants it.
     Running = Callable[[], tuple[Optional[Lookup], Optional[Kallsyms]]]
 
@@ -75,7 +78,8 @@ SLOW = 1 << 60
 class Renamer:
     """Decides the names of kernel frames, a sample after the other.
 
-    ``lookup`` with its ``clocks`` tells who was where, when; ``clock`` is that of the text.
+    ``lookup`` with its ``clocks`` tells who was where, when; ``clock`` is that of the text, or
+    tells that of each event.
     ``follow``, for a history that is being written, waits until it covers a time; it
     returns how far it goes now, and its clocks.
     ``running`` gives the running system's lookup and static table, for frames that still
@@ -87,7 +91,7 @@ class Renamer:
         self,
         lookup: Lookup | None = None,
         clocks: ClockMap | None = None,
-        clock: str | None = None,
+        clock: str | Mapping[bytes, str] | None = None,
         running: Running | None = None,
         doubt: bool = False,
         follow: Callable[[int], tuple[int, ClockMap]] | None = None,
@@ -97,9 +101,11 @@ class Renamer:
         self.problem = ""
         self._lookup = lookup
         self._clocks = clocks
-        self._clock = clock or PERF
+        self._clock_by_event = None if clock is None or isinstance(clock, str) else clock
+        self._clock = clock if isinstance(clock, str) else PERF
         if lookup is not None and clocks is not None:
-            clocks.to_monotonic(self._clock, 0)
+            for name in set((self._clock_by_event or {b"": self._clock}).values()):
+                clocks.to_monotonic(name, 0)
         self._running = running
         self._doubt = doubt
         self._follow = follow
@@ -115,33 +121,25 @@ class Renamer:
         self._header = header
         self._window = None
 
-    def replace(self, line: bytes, frame: FrameLine) -> bytes:
-        """The line with the name that holds; the line itself where that is perf's."""
-        if not is_kernel(frame):
-            return line
-        address = frame.address
-        name, dso = _perf_name(frame)
+    def decide(self, frame: FrameLine) -> tuple[Decision, str]:
+        """What a kernel frame is called, and the dso that is printed of it.
+
+        The dso may be empty. perf's name of a frame has no marks that an earlier run left.
+        """
+        name, dso = perf_name(frame)
         self._note(frame, name, dso)
-        answer = self._answer(address)
+        answer = self._answer(frame.address)
         is_wanting = not name or is_bpf_name(name, dso)
         if self._running is not None and is_wanting and isinstance(answer, Reason):
             self._ask_running()
-            answer = self._answer(address)
+            answer = self._answer(frame.address)
         if answer is COARSE and name:
             self.tally.coarse += 1
-            return line
-        decision = decide(answer, name, dso, self.tally, self._has_modules)
+            return name, dso
+        decision = namer.decide(answer, name, dso, self.tally, self._has_modules)
         if isinstance(decision, Frame):
-            offset = f"+{decision.offset:#x}" if frame.offset or not name else ""
-            symbol = format_name(decision) + offset
-            return _rewritten(line, frame, symbol, format_dso(decision, dso))
-        if decision is None:
-            left = unnamed_dso(answer, name, dso)
-            is_same = not name and left == dso
-            return line if is_same else _rewritten(line, frame, "[unknown]", left or "[unknown]")
-        if decision == name:
-            return line
-        return _rewritten(line, frame, decision + frame.offset.decode("ascii"), None)
+            return decision, format_dso(decision, dso)
+        return decision, dso if decision is not None else unnamed_dso(answer, name, dso)
 
     def report(self) -> list[str]:
         """The tally as text, and why the running system was not asked."""
@@ -155,7 +153,7 @@ class Renamer:
         """
         if not is_kernel(frame):
             return 0
-        name, dso = _perf_name(frame)
+        name, dso = perf_name(frame)
         self._note(frame, name, dso)
         if is_bpf_name(name, dso) or (self._follow and not (name and is_core(dso))):
             return None
@@ -195,12 +193,17 @@ class Renamer:
     def _monotonic_window(self) -> tuple[int, int]:
         """The sample's window in CLOCK_MONOTONIC."""
         window = self._header.window() if self._header is not None else None
-        if window is None or not 0 < window[0] < _NO_TIME:
+        if self._header is None or window is None or not 0 < window[0] < _NO_TIME:
             return _OUTSIDE
         if self._clocks is None:
             return window
-        earliest = self._clocks.to_monotonic(self._clock, window[0])
-        latest = max(earliest, self._clocks.to_monotonic(self._clock, window[1]))
+        clock: str | None = self._clock
+        if self._clock_by_event is not None:
+            clock = self._clock_by_event.get(self._header.event)
+        if clock is None:
+            return _OUTSIDE
+        earliest = self._clocks.to_monotonic(clock, window[0])
+        latest = max(earliest, self._clocks.to_monotonic(clock, window[1]))
         if self._follow is not None and latest > self._covered:
             self._covered, self._clocks = self._follow(latest)
             if latest > self._covered:  # The recorder does not get on: never wait again.
@@ -240,7 +243,7 @@ def is_kernel(frame: FrameLine) -> bool:
     return len(frame.digits) == 16 and KERNEL_HALF <= frame.address < FIRST_MARKER
 
 
-def _perf_name(frame: FrameLine) -> tuple[str, str]:
+def perf_name(frame: FrameLine) -> tuple[str, str]:
     """perf's name and dso of a frame, each empty where it has none."""
     dso = "" if frame.dso in (None, UNKNOWN) else decode_name(frame.dso or b"")
     if frame.name == UNKNOWN:
@@ -278,12 +281,37 @@ def _agreeing(offsets: dict[int, int], statics: Kallsyms) -> int:
     return agreeing
 
 
-def _rewritten(line: bytes, frame: FrameLine, symbol: str, dso: str | None) -> bytes:
-    """The line with another symbol, and another dso unless that is None."""
+def rewritten(line: bytes, frame: FrameLine, decision: Decision, dso: str) -> bytes:
+    """The line of a kernel frame with what ``Renamer.decide`` says of it."""
+    name, perf_dso = perf_name(frame)
+    if decision == name or (decision is None and not name and dso == perf_dso):
+        return line
+    if isinstance(decision, Frame):
+        offset = f"+{decision.offset:#x}" if frame.offset or not name else ""
+        symbol = format_name(decision) + offset
+    elif decision is None:
+        symbol = "[unknown]"
+    else:
+        symbol = decision + frame.offset.decode("ascii")
     parts = [line[: frame.name_at], encode_name(symbol)]
     if frame.dso is not None:
-        parts += [b" (", frame.dso if dso is None else encode_name(dso), b")"]
+        parts += [b" (", encode_name(dso or "[unknown]"), b")"]
     return b"".join((*parts, line[frame.end :]))
+
+
+def located(
+    locator: Locator, frame: FrameLine, decision: Decision, dso: str, is_leaf: bool
+) -> Frame | None:
+    """A kernel frame with its source location, or what it traces; None if neither is known."""
+    if isinstance(decision, Frame):
+        return locator.locate(decision, is_leaf)
+    if decision is None or not is_core(dso):
+        return None
+    offset = int(frame.offset, 16) if frame.offset else None
+    location = locator.in_image(frame.address, offset, is_leaf)
+    if location is None:
+        return None
+    return Frame(frame.address, decision, offset or 0, None, KERNEL, EXACT, None, location)
 
 
 class Weights(dict[bytes, int]):
@@ -310,11 +338,15 @@ class Weights(dict[bytes, int]):
 
 
 class Annotator(text.TextReader):
-    """Text in, text out. ``feed`` takes any piece of it, ``close`` gives its end."""
+    """Text in, text out. ``feed`` takes any piece of it, ``close`` gives its end.
 
-    def __init__(self, renamer: Renamer) -> None:
+    With a ``locator`` a kernel frame's source location stands on a line below it.
+    """
+
+    def __init__(self, renamer: Renamer, locator: Locator | None = None) -> None:
         super().__init__()
         self._renamer = renamer
+        self._locator = locator
         self._tally = renamer.tally
         self._weights = Weights(renamer)
         self._has_frames = True
@@ -346,7 +378,7 @@ class Annotator(text.TextReader):
 
     def _sample(self, piece: bytes) -> bytes | None:
         """A header with the frames below it; None if this is anything else."""
-        lines = self._begin_whole(piece)
+        lines = self._begin_whole(piece) if self._locator is None else None
         if not lines:
             return None if lines is None else piece
         weights = list(map(self._weights.__getitem__, lines))
@@ -379,9 +411,18 @@ class Annotator(text.TextReader):
             self._renamer.begin(None)
 
     def _frame(self, line: bytes, frame: text.FrameLine) -> bytes:
+        is_leaf = not self._has_frames
         self._has_frames = True
         self._is_start = False
-        return self._renamer.replace(line, frame)
+        if not is_kernel(frame):
+            return line
+        decision, dso = self._renamer.decide(frame)
+        line = rewritten(line, frame, decision, dso)
+        if self._locator is None:
+            return line
+        known = located(self._locator, frame, decision, dso, is_leaf)
+        source = b"" if known is None else encode_name(below(known).rstrip("\n"))
+        return line + b"\n" + source if source else line
 
     def _other(self, line: bytes) -> bytes:
         self._tally.unparsed += text.is_junk(line)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ksym_plugin.perf import text
 from ksym_plugin.perf.fold import FoldOptions, format_frame, format_task
+from ksym_plugin.perf.repaint import rewritten
 from ksym_plugin.perf.text import Cutter
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class Reader:
         is_settled = True
         if frame is not None and is_kernel and self._renamer is not None:
             is_settled = self._renamer.weight(frame) is not None
-            frame = text.frame(self._renamer.replace(line, frame))
+            frame = text.frame(rewritten(line, frame, *self._renamer.decide(frame)))
         if frame is None or not is_kernel:
             formatted = ("", False)
         else:

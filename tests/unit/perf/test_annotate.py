@@ -21,7 +21,8 @@ from ksym_plugin.kernel.clocks import ClockMap, Instant
 from ksym_plugin.perf.repaint import Annotator, Renamer
 from ksym_plugin.perf.text import LONGEST
 from ksym_plugin.timeline.errors import KsymError
-from ksym_plugin.timeline.symbols import Loss
+from ksym_plugin.timeline.resolver import Locator
+from ksym_plugin.timeline.symbols import Loss, SourceLocation
 from tests.unit.helpers import load, timeline_of, unload
 from tests.unit.texts import (
     PLACE,
@@ -167,6 +168,46 @@ def test_times_are_on_a_clock() -> None:
     assert annotated(text, by_monotonic) == sample("3.500000", NAMELESS)
     with pytest.raises(KsymError, match="perf clock"):
         Renamer(one_place(), ClockMap([Instant(1, 1, 1, None)]), None)
+
+
+def test_each_event_has_its_clock() -> None:
+    clocks = ClockMap([Instant(10 * SECOND, 0, 0, 8 * SECOND), Instant(20 * SECOND, 1, 1, None)])
+    by = Renamer(one_place(), clocks, {b"cycles": "monotonic", b"faults": "perf"})
+    text = sample("5.500000") + sample("3.500000").replace(b"cycles", b"faults")
+    assert annotated(text, by) == text.replace(LINE, NAMED % A.encode())
+    # Of an event that nobody told of, nothing that comes and goes is named.
+    other = sample("5.500000").replace(b"cycles", b"other")
+    assert annotated(other, by) == other.replace(LINE, NAMELESS)
+    with pytest.raises(KsymError, match="perf clock"):
+        Renamer(one_place(), ClockMap([Instant(1, 1, 1, None)]), {b"cycles": "perf"})
+
+
+class Lines:
+    """Source lines that tell which byte was asked for; of the kernel's image and of BPF."""
+
+    def line(self, place: object, offset: int | None = None) -> SourceLocation:
+        return SourceLocation(
+            "/src/a b.c", int(str(place), 10) % 4096 if offset is None else offset
+        )
+
+    def traced(self, _: object) -> str:
+        return "tcp_sendmsg"
+
+
+def test_source_lines_stand_below_frames() -> None:
+    core = b"\tffffffff81000404 alpha+0x4 ([kernel.kallsyms])\n"
+    user = b"\t          401000 main+0x4 (/bin/x)\n"
+    for text in (sample("5.500000", LINE + core + user), sample("5.5", LINE + core + user)[:-1]):
+        annotator = Annotator(renamer(one_place()), Locator(Lines(), Lines()))
+        shown = annotator.feed(text) + annotator.close()
+        # A caller is at the call, which ends before its return address.
+        assert shown.splitlines()[1:6] == [
+            NAMED.strip(b"\n") % A.encode(),
+            b"  a_b.c:4",
+            core.strip(b"\n"),
+            b"  a_b.c:%d" % 0x403,
+            user.strip(b"\n"),
+        ]
 
 
 def test_a_sample_without_a_time_is_at_none() -> None:

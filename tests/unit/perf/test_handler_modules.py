@@ -11,7 +11,7 @@ from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import text
 from ksym_plugin.perf.handler import Handler, Options
 from ksym_plugin.perf.namer import Tally, decide, is_module
-from ksym_plugin.perf.repaint import Renamer
+from ksym_plugin.perf.repaint import Renamer, rewritten
 from ksym_plugin.perf.repair import Repairer
 from ksym_plugin.timeline.symbols import BETWEEN, NOT_LOADED, UNKNOWN_ADDRESS, Reason
 from tests.unit.helpers import BASE
@@ -141,7 +141,7 @@ def test_text_is_renamed_the_same_way(
         assert frame is not None
         weight = renamer.weight(frame)
         assert weight is None
-        found = renamer.replace(line, frame).decode().strip()
+        found = rewritten(line, frame, *renamer.decide(frame)).decode().strip()
     assert found == f"{BASE + place:x} {shown} ({where})"
     assert counts(renamer.tally) == {count: 1}
 
