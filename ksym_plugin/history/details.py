@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 
-from ksym_plugin.history.schema import query
+from ksym_plugin.history.schema import query, signed
 from ksym_plugin.timeline.packed import PackedFunctions, portable
 from ksym_plugin.timeline.program import GONE, unpack_lines
 from ksym_plugin.timeline.symbols import Record, trampoline_key
@@ -31,6 +31,7 @@ _SELECT = (
     "SELECT tag, type, uid, load_time, starts, problem, line_table"
     " FROM program WHERE boot = ? AND prog_id = ?"
 )
+_NAME = "SELECT name FROM lifetime WHERE boot = ? AND start = ? AND prog_id = ? AND name <> ''"
 _FUNCTION_TABLE = "INSERT OR IGNORE INTO function_table (digest, data) VALUES (?, ?)"
 _MODULE = (
     "INSERT OR REPLACE INTO module VALUES (?, (SELECT id FROM function_table WHERE digest = ?))"
@@ -89,11 +90,13 @@ class Programs:
         self._programs: dict[int, RecordedProgram | None] = {}
         self._tables: dict[int, LineTable] = {}
         self._targets: dict[int, str | None] = {}
+        self._names: dict[int, str | None] = {}
 
     def clear(self) -> None:
         """Forget what was read: the file is being written."""
         self._programs.clear()
         self._targets.clear()
+        self._names.clear()
 
     def of(self, lifetime: Lifetime) -> RecordedProgram | None:
         """The program that a symbol belongs to; None if nothing is known of it."""
@@ -115,6 +118,18 @@ class Programs:
             rows = query(self._database, self._path, select, self._boot, key)
             self._targets[key] = rows[0][0] if rows else None
         return self._targets[key]
+
+    def program_name(self, lifetime: Lifetime) -> str | None:
+        """The name of the program that a function is part of: that of its main function."""
+        number, program = lifetime.prog_id, self.of(lifetime)
+        if number is None or program is None or not program.starts:
+            return None
+        if number not in self._names:
+            # The kernel lists the main function first (bpf_prog_get_info_by_fd).
+            main = signed(program.starts[0])
+            rows = query(self._database, self._path, _NAME, self._boot, main, number)
+            self._names[number] = rows[0][0] if rows else None
+        return self._names[number]
 
     def missed(self) -> int:
         """How many programs were gone before their lines could be read."""

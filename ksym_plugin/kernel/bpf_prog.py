@@ -418,7 +418,7 @@ class LiveLines:
     def __init__(self) -> None:
         self._reader = ProgramReader()
         self._targets = btf.Targets()
-        self._known: dict[int, tuple[list[int], LineTable]] = {}
+        self._known: dict[int, tuple[list[int], LineTable, str | None]] = {}
 
     def traced(self, lifetime: Lifetime, /) -> str | None:
         """The kernel function that a trampoline belongs to."""
@@ -427,17 +427,25 @@ class LiveLines:
 
     def line(self, lifetime: Lifetime, offset: int, /) -> SourceLocation | None:
         """The source line of the instruction at an offset into a symbol."""
-        if lifetime.prog_id is None:
-            return None
-        starts, table = self._known.get(lifetime.prog_id) or self._read(lifetime.prog_id)
+        starts, table, _ = self._read(lifetime)
         start = lifetime.symbol.start
         return table.find(starts.index(start), offset) if start in starts else None
 
-    def _read(self, prog_id: int) -> tuple[list[int], LineTable]:
+    def program_name(self, lifetime: Lifetime, /) -> str | None:
+        """The name of the main function of the program that a function is part of."""
+        return self._read(lifetime)[2]
+
+    def _read(self, lifetime: Lifetime) -> tuple[list[int], LineTable, str | None]:
+        prog_id = lifetime.prog_id
+        if prog_id in self._known:
+            return self._known[prog_id]
         try:
-            details = self._reader.details(prog_id)
+            details = None if prog_id is None else self._reader.details(prog_id)
         except SourceError:
-            return [], unpack_lines(b"")
+            details = None
+        if prog_id is None or details is None:
+            return [], unpack_lines(b""), None
         starts = [start for start, _, _ in details.functions]
-        self._known[prog_id] = known = (starts, unpack_lines(details.lines))
+        name = details.functions[0][2] if starts else None
+        self._known[prog_id] = known = (starts, unpack_lines(details.lines), name or None)
         return known

@@ -236,6 +236,9 @@ class _NoLines:
     def traced(self, _lifetime: Lifetime, /) -> str | None:
         return None
 
+    def program_name(self, _lifetime: Lifetime, /) -> str | None:
+        return None
+
 
 class Live:
     """What is loaded now, and since when; nothing is known of what was there before.

@@ -85,9 +85,20 @@ _Z = 1.96
 class Program:
     """What one program used; ``own`` samples ended in it, ``total`` passed through it."""
 
-    __slots__ = ("entries", "functions", "lifetime", "lines", "own", "tasks", "total", "traced")
+    __slots__ = (
+        "entries",
+        "functions",
+        "lifetime",
+        "lines",
+        "main",
+        "own",
+        "tasks",
+        "total",
+        "traced",
+    )
 
     def __init__(self, frame: Frame | None) -> None:
+        self.main = None if frame is None else frame.program
         self.lifetime = None if frame is None else frame.lifetime
         self.traced = None if frame is None else frame.traced
         self.own = 0
@@ -109,8 +120,11 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The function through which it is entered most: the program's own."""
-        return max(sorted(self.entries), key=self.entries.__getitem__, default="")
+        """Its main function's, or else that of the function through which it is entered most."""
+        entry = max(sorted(self.entries), key=self.entries.__getitem__, default="")
+        if self.main is None:
+            return entry
+        return self.main + "?" * entry.endswith("?")  # As uncertain as what was sampled.
 
 
 class Counts:

@@ -58,10 +58,11 @@ if TYPE_CHECKING:
         def is_kernel(self, address: int, /) -> bool: ...
 
     class Lines(Protocol):
-        """The source lines of programs, and what trampolines trace."""
+        """The source lines of programs and their names, and what trampolines trace."""
 
         def line(self, lifetime: Lifetime, offset: int, /) -> SourceLocation | None: ...
         def traced(self, lifetime: Lifetime, /) -> str | None: ...
+        def program_name(self, lifetime: Lifetime, /) -> str | None: ...
 
     class KernelLines(Protocol):
         """The source lines of the kernel image, by addresses in memory."""
@@ -174,14 +175,15 @@ class Locator:
         self._image = image
 
     def locate(self, frame: Frame, is_leaf: bool) -> Frame:
-        """The frame with its source location, or what it traces where it is a trampoline."""
+        """The frame with its source location and program, or what it traces as a trampoline."""
         lifetime = frame.lifetime
         if frame.kind == BPF_TRAMPOLINE and lifetime is not None:
             return frame.tracing(self._lines.traced(lifetime))
         if frame.kind == BPF_PROG and lifetime is not None:
             # What is before the first byte is another function's.
             offset = frame.offset if is_leaf else max(frame.offset - 1, 0)
-            return frame.at(self._lines.line(lifetime, offset))
+            lines = self._lines
+            return frame.at(lines.line(lifetime, offset), lines.program_name(lifetime))
         if frame.kind == KERNEL:
             return frame.at(self.in_image(frame.address, frame.offset, is_leaf))
         return frame

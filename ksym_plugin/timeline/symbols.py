@@ -256,8 +256,8 @@ class Frame(Record):
     ``offset`` is ``address - symbol.start``; ``module`` is ``[bpf]``, a module's name,
     or None for the core image; ``certainty`` is EXACT, GRACE or GAP. ``lifetime`` is that
     of a symbol that comes and goes, None for a static one. ``location`` is its source location,
-    and ``traced`` the kernel function that a trampoline belongs to; both are None unless
-    asked for and known.
+    ``traced`` the kernel function that a trampoline belongs to, and ``program`` the name of the
+    main function of a function's program; they are None unless asked for and known.
     """
 
     __slots__ = ()
@@ -270,6 +270,7 @@ class Frame(Record):
     lifetime: Lifetime | None
     location: SourceLocation | None
     traced: str | None
+    program: str | None
 
     def __new__(
         cls,
@@ -282,15 +283,16 @@ class Frame(Record):
         lifetime: Lifetime | None = None,
         location: SourceLocation | None = None,
     ) -> Frame:
-        return _new(cls, (address, name, offset, module, kind, certainty, lifetime, location, None))
+        fixed = (address, name, offset, module, kind, certainty, lifetime)
+        return _new(cls, (*fixed, location, None, None))
 
-    def at(self, location: SourceLocation | None) -> Frame:
-        """This frame with a source location."""
-        return _new(Frame, (*self[:7], location, None))
+    def at(self, location: SourceLocation | None, program: str | None = None) -> Frame:
+        """This frame with a source location, and the name of its program."""
+        return _new(Frame, (*self[:7], location, None, program))
 
     def tracing(self, function: str | None) -> Frame:
         """This frame with the function that it traces."""
-        return _new(Frame, (*self[:7], None, function))
+        return _new(Frame, (*self[:7], None, function, None))
 
     def __repr__(self) -> str:
         return f"Frame({self.address:#x} {self.name}+{self.offset:#x} {self.certainty})"

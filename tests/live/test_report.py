@@ -51,6 +51,18 @@ for number in range(20):
     burn(fd, 40_000_000)
     os.close(fd)
 """
+#: Three programs with a subprogram alike, which they spend nearly all their time in.
+SHARING = """
+import json
+from tests.oracle import programs, rawbpf
+from tests.oracle.runner import burn
+known = {}
+for name in ("acl_check", "rate_limit", "lb_pick"):
+    fd = programs.with_subprograms(name, [name, "mix_hash"], 3, main_work=4)
+    burn(fd, 150_000_000)
+    known[rawbpf.info(fd).id] = name
+print(json.dumps(known))
+"""
 #: For how long each ran, of all five.
 TIMES = {number: (number + 1) / 15 for number in range(5)}
 
@@ -154,6 +166,22 @@ def test_programs_that_come_and_go_count_alike(tmp_path: Path, way: list[str]) -
     assert sum(document["bpf_samples"] for document in ours) > 100
     theirs, _ = by_handler(data, history, None)
     assert ours == theirs
+
+
+@pytest.mark.parametrize("way", [[], ["-g"]], ids=["leaves", "callchains"])
+def test_programs_that_share_a_subprogram_have_their_own_names(
+    tmp_path: Path, way: list[str]
+) -> None:
+    data, history = str(tmp_path / "perf.data"), str(tmp_path / "ksym.db")
+    perf = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "999", *way, "-o", data]
+    line = [*KSYM, "record", "-o", history, "--", *perf, "--", sys.executable, "-c", SHARING]
+    known = json.loads(procs.run(line, 60).out.splitlines()[-1])
+    found = json.loads(procs.run([*KSYM, "report", "-i", data, "--json"], 60).out)
+    rows = {str(row["program"]): row for row in found["programs"]}
+    for number, name in known.items():
+        assert rows[number]["name"].endswith(f"_{name}")
+        most, *_ = rows[number]["functions"]
+        assert most.endswith("_mix_hash")
 
 
 def test_who_ran_them(recorded: Recorded, reported: dict[str, Any]) -> None:

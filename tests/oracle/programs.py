@@ -50,10 +50,12 @@ def plain(name: str, seed: int, work: int = 200, prog_type: int = rawbpf.SOCKET_
     return rawbpf.load(burn(seed, work) + _finish(), name, prog_type)
 
 
-def with_subprograms(name: str, functions: Sequence[str], seed: int, work: int = 200) -> int:
+def with_subprograms(
+    name: str, functions: Sequence[str], seed: int, work: int = 200, main_work: int | None = None
+) -> int:
     """Load a main function that burns and then calls each of the others, which burn too."""
     count = len(functions) - 1
-    prologue = burn(seed, work)
+    prologue = burn(seed, work if main_work is None else main_work)
     epilogue = _finish()
     bodies = [burn(seed + 1 + index, work) + _finish() for index in range(count)]
     starts = [0]

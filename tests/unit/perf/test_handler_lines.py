@@ -369,6 +369,9 @@ def test_the_live_system_s_lines(
         def line(self, lifetime: Lifetime, offset: int, /) -> SourceLocation:
             return SourceLocation("live.c", offset)
 
+        def program_name(self, lifetime: Lifetime, /) -> None:
+            return None
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KSYM_HISTORY", raising=False)
     monkeypatch.setattr("ksym_plugin.history.locate.SYSTEM", str(tmp_path / "none.db"))

@@ -18,10 +18,12 @@ from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import report
 from ksym_plugin.perf.data import DataError
 from ksym_plugin.perf.handler import Handler, Options
+from ksym_plugin.timeline.program import ProgramDetails
 from ksym_plugin.timeline.symbols import Loss
+from ksym_plugin.timeline.timeline import Timeline
 from tests import demo
 from tests.unit import perf_files as pf
-from tests.unit.helpers import BASE
+from tests.unit.helpers import BASE, load
 from tests.unit.perf.test_handler_lines import HOUR, RETURN, SUB_AT, TRAMPOLINE_AT, write
 from tests.unit.perf_events import CORE, SECOND, VMLINUX, bpf, event, node
 from tests.unit.perf_files import PerfEvent, PerfFile
@@ -215,6 +217,35 @@ def test_any_samples_count_alike_or_are_left_to_perf(
             for entry in one["callchain"]
         ]  # fmt: skip
     assert ours == by_handler(capsys, history, *events)
+
+
+def test_programs_that_share_a_subprogram_have_their_own_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Samples ended in the subprogram, and there are no callchains; one main has no name."""
+    names = [f"bpf_prog_{at:016x}_{name}" for at, name in enumerate(("acl", "limit", "lb"), 1)]
+    shared, path = "bpf_prog_00000000000000cc_mix_hash", str(tmp_path / "shared.db")
+    writer, timeline = HistoryWriter(path, "test", 0, None), Timeline()
+    for at, name in enumerate([*names, ""], 1):
+        main, sub = BASE + 0x1000 * at, BASE + 0x1000 * at + 0x100
+        details = ProgramDetails(at, "")
+        details.tag = "00000000000000aa"
+        details.functions = [(main, 64, name), (sub, 64, shared)]
+        for start, function in ((sub, shared), (main, name)):
+            lifetime = timeline.apply(load(start, 64, function, SECOND, at))
+            assert lifetime is not None
+            writer.note(lifetime)
+        writer.note_program(details)
+    writer.close(HOUR)
+    samples = [
+        One((BASE + 0x1000 * at + 0x110,), has_chain=has_chain)
+        for at in (1, 2, 3, 4)
+        for has_chain in (False, True)
+    ]
+    (document,) = directly(tmp_path, path, file_of(samples))
+    found = {row["program"]: (row["name"], row["functions"]) for row in document["programs"]}
+    assert found == {at: (name, {shared: 2}) for at, name in enumerate([*names, shared], 1)}
+    assert [document] == by_handler(capsys, path, *events_of(samples))
 
 
 def test_what_a_user_s_stack_holds_is_no_program_s(tmp_path: Path, history: str) -> None:

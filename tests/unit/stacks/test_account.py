@@ -24,6 +24,7 @@ from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account, share
 from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
     EXACT,
+    GAP,
     OTHER_BPF,
     Frame,
     Lifetime,
@@ -105,6 +106,17 @@ def test_functions_of_a_program_are_one_and_it_has_the_entry_s_name() -> None:
     account.add("e", "sh", [main, KERNEL])
     assert counts(account) == {MAIN: (4, 4)}
     assert rows(account)[MAIN]["functions"] == {SUB: 3, MAIN: 1}
+
+
+def test_a_program_whose_main_function_is_known_has_its_name() -> None:
+    account = Account()
+    for name, certainty in ((SUB, EXACT), (OTHER, GAP), (OTHER, GAP)):
+        place = life(name, 1 if certainty == EXACT else 2)
+        frame = Frame(*place[:5], certainty, place.lifetime).at(None, MAIN)
+        mark = "" if certainty == EXACT else "?"
+        account.add("e", "sh", [account.frame(name + mark, frame)])
+    assert counts(account) == {MAIN: (1, 1), MAIN + "?": (2, 2)}
+    assert rows(account)[MAIN + "?"]["functions"] == {OTHER + "?": 2}
 
 
 def test_programs_of_one_name_are_told_apart() -> None:

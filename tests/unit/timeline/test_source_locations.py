@@ -33,6 +33,9 @@ class Lines:
     def traced(self, lifetime: Lifetime, /) -> str | None:
         return f"target of {trampoline_key(lifetime.symbol.name)}"
 
+    def program_name(self, lifetime: Lifetime, /) -> str | None:
+        return f"program of {lifetime.symbol.name}"
+
 
 class Image:
     """A kernel with one function, whose lines are counted by 16 bytes; its own table too."""
