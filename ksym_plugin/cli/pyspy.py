@@ -16,7 +16,7 @@ from ksym_plugin.cli.pyspy_record import Command, RecordingInfo, load_info
 from ksym_plugin.cli.signals import Signals
 from ksym_plugin.history import locate
 from ksym_plugin.perf.data import MAGIC
-from ksym_plugin.python import pyspy, pyspy_graft, pyspy_match, pyspy_perf
+from ksym_plugin.python import pyspy, pyspy_match, pyspy_perf
 from ksym_plugin.stacks import flamegraph as picture
 from ksym_plugin.stacks import speedscope
 from ksym_plugin.timeline.errors import KsymError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ksym_plugin.python.pyspy import Log
-    from ksym_plugin.python.pyspy_graft import Grafted
+    from ksym_plugin.python.pyspy_match import Grafted
     from ksym_plugin.python.pyspy_perf import Hit, Reader
 
 DEFAULT_OUTPUT = "pyspy.speedscope.json"
@@ -273,7 +273,7 @@ def graft_files(files: Files, force: bool) -> Grafted:
     """
     log = _log(files.log)
     with open(files.pyspy, "rb") as file:
-        profile = pyspy.parse(pyspy.load(file.read()))
+        profile = pyspy.load(file.read())
     reader, hits = _perf_samples(files)
     shift = _shift(files, reader)
     if profile.version not in pyspy.TRIED:
@@ -282,14 +282,14 @@ def graft_files(files: Files, force: bool) -> Grafted:
             f" ({', '.join(pyspy.TRIED)}); its log is believed as far as it fits the samples in"
             " number"
         )
-    threads = pyspy_graft.by_thread(hits)
+    threads = pyspy_match.by_thread(hits)
     # With clocks, py-spy was started by us, with --idle.
     dating = pyspy_match.date(profile, log, shift, files.info.outer, bool(files.info.clocks))
-    verdict = pyspy_graft.check(threads, dating.threads)
-    grafted = pyspy_graft.graft(threads, dating, not (verdict.passes or force))
-    say(pyspy_graft.run_line(dating, files.info.rate))
+    verdict = pyspy_match.check(threads, dating.threads)
+    grafted = pyspy_match.graft(threads, dating, None if force else verdict)
+    say(dating.line(files.info.rate))
     say(grafted.tally.line())
-    say(pyspy_graft.verdict_line(verdict, force))
+    say(verdict.line(force))
     if log.errors:
         say(
             f"py-spy failed at {plural(log.errors, 'sample')}, nobody knows which: frames are"

@@ -39,15 +39,14 @@ AGAIN = "record again with: ksym pyspy record"
 #: The versions whose log is known to have those lines.
 TRIED = ("0.3.14", "0.4.0", "0.4.1", "0.4.3")
 
-_THREAD = re.compile(r"thread \((0x[0-9a-fA-F]+|\d+)\)(?:: (.*))?\Z", re.DOTALL)
-_PROCESS = re.compile(r"process (\d+):\"", re.DOTALL)
-_PROFILE = re.compile(r"(?:Process (\d+) )?Thread (0x[0-9a-fA-F]+|\d+) \"(.*)\"\Z", re.DOTALL)
+#: No id has more digits.
+_ID = r"(0x[0-9a-fA-F]{1,16}|\d{1,20})"
+_THREAD = re.compile(rf"thread \({_ID}\)(?:: .*)?\Z", re.DOTALL)
+_PROCESS = re.compile(r"process (\d{1,20}):\"", re.DOTALL)
+_PROFILE = re.compile(rf"(?:Process (\d{{1,20}}) )?Thread {_ID} \".*\"\Z", re.DOTALL)
 _EXPORTER = re.compile(r"py-spy@(\S+)")
 _SHARED_OBJECT = re.compile(r"\.so(?:\.[0-9.]+)?\Z")
 _PYTHON_FILE = (".py", ".pyw", ".pyx", ".pyi", ".ipynb")
-#: Longer numbers are no thread's.
-#: More digits than a pthread id has.
-_LONGEST_ID = 20
 
 _LINE = re.compile(
     rb"\[(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{1,9})Z +\S+ +\S+\] (.*)", re.DOTALL
@@ -81,9 +80,7 @@ class Stack:
 class Thread:
     """The samples of one thread in order; ``pid`` is None if the file has none."""
 
-    tid: int
     pid: int | None
-    name: str
     samples: list[Stack] = field(default_factory=list)
     #: False if they come from several profiles, whose order is not known.
     in_order: bool = True
@@ -97,17 +94,8 @@ class Profile:
     threads: dict[int, Thread] = field(default_factory=dict)
 
 
-class ThreadName(NamedTuple):
-    """``Process PID Thread TID "NAME"``; ``is_pthread`` if the id is none of the kernel's."""
-
-    pid: int | None
-    tid: int
-    name: str
-    is_pthread: bool
-
-
-def load(text: bytes) -> object:
-    """The JSON in a file of py-spy's. KsymError for anything else, as its raw format."""
+def load(text: bytes) -> Profile:
+    """The samples of a speedscope file that py-spy wrote. KsymError for any other file."""
     try:
         document: object = json.loads(text)
     except (ValueError, RecursionError):
@@ -115,41 +103,24 @@ def load(text: bytes) -> object:
             "the py-spy file is no JSON; the raw format tells no order of time and cannot be used",
             "record with: py-spy record -f speedscope",
         ) from None
-    return document
+    return parse(document)
 
 
 def parse(document: object) -> Profile:
-    """The samples of a speedscope file that py-spy wrote. KsymError for any other."""
+    """The same of what is in such a file."""
     try:
         return _Reader(document).profile
     except (KeyError, TypeError, IndexError, AttributeError, ValueError):
         raise KsymError("this is no speedscope file of py-spy's", AGAIN) from None
 
 
-def thread_name(title: str) -> ThreadName | None:
-    """The thread that a profile is named after; None if py-spy gives no such names."""
-    found = _PROFILE.match(title)
-    if found is None:
-        return None
-    pid, digits, name = found.groups()
-    tid, is_pthread = _thread_id(digits)
-    return ThreadName(None if pid is None else int(pid), tid, name.replace('\\"', '"'), is_pthread)
-
-
-def _thread_of(frame: str) -> ThreadName | None:
-    """The thread that a frame of ``--threads`` stands for; None for any other frame."""
-    found = _THREAD.match(frame)
-    if found is None:
-        return None
-    tid, is_pthread = _thread_id(found[1])
-    return ThreadName(None, tid, found[2] or "", is_pthread)
-
-
-def _thread_id(digits: str) -> tuple[int, bool]:
-    if len(digits) > _LONGEST_ID:
-        raise ValueError(digits)
-    is_hexadecimal = digits[:2] == "0x"
-    return int(digits, 16 if is_hexadecimal else 10), is_hexadecimal
+def _thread_id(digits: str) -> int:
+    if digits.startswith("0x"):
+        raise KsymError(
+            "py-spy has only pthread ids of the threads, which perf does not know",
+            "record without --nonblocking; in a container, with Python 3.11 or later",
+        )
+    return int(digits)
 
 
 def function_frame(name: str, file: str) -> str:
@@ -159,6 +130,14 @@ def function_frame(name: str, file: str) -> str:
         return f"{name} ({file})"
     # A script may have any name. CPython writes functions like this for perf.
     return f"py::{name}:{file}"
+
+
+class _Sample(NamedTuple):
+    """A process and a thread, as far as the first frames name them, and the other frames."""
+
+    pid: int | None
+    tid: int | None
+    stack: Stack
 
 
 class _Reader:
@@ -172,52 +151,49 @@ class _Reader:
             _SHARED_OBJECT.search(str(frame.get("file") or "")) for frame in self._table
         )
         self._frames = [self._frame(frame) for frame in self._table]
-        #: Process, thread and stack of a sample, by its frame numbers.
-        self._parsed: dict[tuple[int, ...], tuple[int | None, ThreadName | None, Stack]] = {}
+        self._parsed: dict[tuple[int, ...], _Sample] = {}
         for profile in document["profiles"]:
             self._read(profile["name"], profile["samples"])
 
     def _read(self, title: str, samples: Iterable[Sequence[int]]) -> None:
-        named = thread_name(title)
+        named = _PROFILE.match(title)
         here: set[int] = set()
         for numbers in samples:
             key = tuple(numbers)
             if key not in self._parsed:
-                self._parsed[key] = self._stack(key)
-            pid, framed, stack = self._parsed[key]
-            owner = framed or named
-            if owner is None:
-                raise ValueError(title)
-            if owner.is_pthread:
-                raise KsymError(
-                    "py-spy has only pthread ids of the threads, which perf does not know",
-                    "record without --nonblocking; in a container, with Python 3.11 or later",
-                )
-            self._thread(owner, pid or owner.pid, here).samples.append(stack)
+                self._parsed[key] = self._sample(key)
+            pid, tid, stack = self._parsed[key]
+            if tid is None:
+                if named is None:
+                    raise ValueError(title)
+                pid = pid or (int(named[1]) if named[1] else None)
+                tid = _thread_id(named[2])
+            self._thread(tid, pid, here).samples.append(stack)
 
-    def _thread(self, owner: ThreadName, pid: int | None, here: set[int]) -> Thread:
-        thread = self.profile.threads.get(owner.tid)
+    def _thread(self, tid: int, pid: int | None, here: set[int]) -> Thread:
+        thread = self.profile.threads.get(tid)
         if thread is None:
-            thread = self.profile.threads[owner.tid] = Thread(owner.tid, pid, owner.name)
-        elif owner.tid not in here:
+            thread = self.profile.threads[tid] = Thread(pid)
+        elif tid not in here:
             thread.in_order = False
-        here.add(owner.tid)
+        here.add(tid)
         return thread
 
-    def _stack(self, numbers: tuple[int, ...]) -> tuple[int | None, ThreadName | None, Stack]:
-        """The process and thread that the first frames name, and the rest."""
+    def _sample(self, numbers: tuple[int, ...]) -> _Sample:
         if any(number < 0 for number in numbers):
             raise ValueError(numbers)
         pid: int | None = None
         for at, number in enumerate(numbers):
             name = str(self._table[number]["name"])
             process = _PROCESS.match(name)
-            if process is None:
-                thread = _thread_of(name)
-                rest = numbers[at if thread is None else at + 1 :]
-                return pid, thread, Stack(self._frames[n] for n in rest)
-            pid = int(process[1])
-        return pid, None, Stack(())
+            if process is not None:
+                pid = int(process[1])
+                continue
+            thread = _THREAD.match(name)
+            tid = None if thread is None else _thread_id(thread[1])
+            rest = numbers[at if thread is None else at + 1 :]
+            return _Sample(pid, tid, Stack(self._frames[n] for n in rest))
+        return _Sample(pid, None, Stack(()))
 
     def _frame(self, frame: dict[str, Any]) -> Frame:
         name, file = str(frame["name"]), str(frame.get("file") or "")

@@ -1,26 +1,36 @@
-"""The times of py-spy's samples, and what ran between two of them.
+"""perf's samples and py-spy's, matched by thread and time; it is not one walk of a stack.
 
 The k-th round in which py-spy stopped a thread gave that thread's k-th sample, and the log
-has the time of each round. Between two samples that agree, what ran is what both have;
-between two that differ, only the callers they share are known. How often that is right is
-checked on the samples themselves: each is predicted from its neighbours.
+has the time of each round. A sample of perf gets the Python frames of py-spy's samples before
+and after it if those agree. If they differ, it gets the callers that both have, and a frame
+that says so.
+
+How often that is right is checked on the samples themselves: each is predicted from its
+neighbours. Something short may still have lain between two that agree. So a leaf is given only
+in a system call, or outside of any, in which that check has found it right.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from ksym_plugin.python import pyspy
 from ksym_plugin.python.pyspy import AGAIN
+from ksym_plugin.stacks.folded import Reader
+from ksym_plugin.stacks.frames import Stacks
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ksym_plugin.python.pyspy import Log, Profile, Round, Stack, Thread
+    from ksym_plugin.python.pyspy_perf import Hit
+    from ksym_plugin.stacks import frames
 
 #: Neighbours further apart than so many mean intervals say nothing of the time between them.
 FARTHEST = 4
@@ -36,8 +46,17 @@ _MOST_MISFIT = 0.5
 #: to pass, the leaves were right too.
 LEAST_SHARE = 0.95
 LEAST_CHECKED = 50
-#: If it fails, a caller is given only if so many samples on each side have it.
+#: A leaf is given in a system call if so many of those checked there are right.
+_LEAST_SURE = 0.99
+#: Where no leaf is given, a caller is given only if so many samples on each side have it.
 _AROUND = 5
+#: The function of a system call, as ``__x64_sys_read`` (include/linux/syscalls.h).
+_SYSTEM_CALL = re.compile(r"(?:__\w+?_)?(?:compat_)?sys_\w+")
+
+#: These stand for the Python frames that are not known.
+UNCERTAIN = "[python frames uncertain]"
+STACK_UNKNOWN = "[python stack unknown]"
+NO_PYTHON = "[no python stack]"
 
 
 class Dated(NamedTuple):
@@ -79,6 +98,14 @@ class Dating:
     rate: float = 0.0
     pause: float = 0.0
 
+    def line(self, rate: float | None) -> str:
+        """A sentence on how fast py-spy was, of the ``rate`` it was asked for, and its cost."""
+        asked = f" of {rate:g}" if rate else ""
+        return (
+            f"py-spy took {self.rate:.1f}{asked} samples a second,"
+            f" and held the process {100 * self.pause:.1f} % of the time"
+        )
+
 
 def date(
     profile: Profile, log: Log, shift: int, outer: Mapping[int, int], has_idle: bool = False
@@ -91,9 +118,8 @@ def date(
     """
     has_idle = has_idle or log.settings.get("include_idle") == "true"
     processes: dict[int | None, dict[int, Thread]] = {}
-    for thread in profile.threads.values():
-        tid = outer.get(thread.tid, thread.tid)
-        processes.setdefault(thread.pid, {})[tid] = thread
+    for tid, thread in profile.threads.items():
+        processes.setdefault(thread.pid, {})[outer.get(tid, tid)] = thread
     dating = Dating()
     longest: list[Round] = []
     is_alone = len(processes) == 1
@@ -181,35 +207,41 @@ class Found(NamedTuple):
 
 
 class Matcher:
-    """Finds the frames of one thread at a time; if ``withheld``, never with the leaf."""
+    """Finds the frames of one thread's samples, with leaves as far as ``check`` allows.
 
-    def __init__(self, dated: Dated, withheld: bool) -> None:
+    Without a check they are given wherever two samples agree.
+    """
+
+    def __init__(self, dated: Dated, check: Check | None) -> None:
         self._dated = dated
-        self._withheld = withheld
-        self._found: dict[tuple[int, int], Found] = {}
+        self._check = check
+        self._found: dict[tuple[int, int, bool], Found] = {}
 
-    def at(self, time: int) -> Found | None:
+    def at(self, hit: Hit) -> Found | None:
         """None before the first sample and after the last."""
-        around = self._dated.around(time)
+        around = self._dated.around(hit.time)
         if around is None:
             return None
-        found = self._found.get(around)
+        stack = self._dated.stacks[around[0]]
+        key = (*around, self._check is None or self._check.is_sure(stack, hit))
+        found = self._found.get(key)
         if found is None:
-            found = self._found[around] = self._between(*around)
+            found = self._found[key] = self._between(*key)
         return found
 
-    def _between(self, before: int, after: int) -> Found:
+    def _between(self, before: int, after: int, is_sure: bool) -> Found:
         dated = self._dated
-        if self._withheld:
+        stacks = dated.stacks[before : after + 1]
+        shared = _common([stack.python for stack in stacks])
+        agree = all(stack.python == shared for stack in stacks) and dated.is_near(before, after)
+        if agree and is_sure:
+            return Found(_with_native(stacks), True)
+        if agree or not (self._check is None or self._check.passes):
+            # What else ran may share no more than its neighbours do.
             around = dated.stacks[max(0, before - _AROUND) : after + _AROUND + 1]
             shared = _common([stack.python for stack in around])
             shortest = min(len(stack.python) for stack in around)
-            return Found(shared[: max(0, shortest - 1)], False)
-        stacks = dated.stacks[before : after + 1]
-        shared = _common([stack.python for stack in stacks])
-        agree = all(stack.python == shared for stack in stacks)
-        if agree and dated.is_near(before, after):
-            return Found(_with_native(stacks), True)
+            shared = shared[: max(0, shortest - 1)]
         return Found(shared, False)
 
 
@@ -246,10 +278,16 @@ def _segments(stack: Stack) -> list[tuple[str, ...]]:
 
 @dataclass
 class Check:
-    """How many samples could be predicted from their neighbours, and how many were right."""
+    """How many samples could be predicted from their neighbours, and how many were right.
+
+    The same by the Python frames that were predicted, and the system call that perf saw just
+    before the sample or after it.
+    """
 
     checked: int = 0
     right: int = 0
+    in_calls: Counter[tuple[tuple[str, ...], str]] = field(default_factory=Counter)
+    right_in_calls: Counter[tuple[tuple[str, ...], str]] = field(default_factory=Counter)
 
     @property
     def share(self) -> float:
@@ -259,17 +297,163 @@ class Check:
     def passes(self) -> bool:
         return self.checked >= LEAST_CHECKED and self.share >= LEAST_SHARE
 
-    def add(self, dated: Dated, hits: Sequence[int]) -> None:
-        """Check the samples of a thread, with the sorted times of perf's samples of it.
+    def is_sure(self, stack: Stack, hit: Hit) -> bool:
+        """Whether these Python frames were right in the system call of a sample of perf."""
+        key = (stack.python, _system_call(hit))
+        checked, right = self.in_calls[key], self.right_in_calls[key]
+        return self.passes and checked > 0 and right >= _LEAST_SURE * checked
+
+    def add(self, dated: Dated, hits: Sequence[Hit]) -> None:
+        """Check the samples of a thread, with perf's samples of it in the order of time.
 
         Only those with one of perf's on both sides count: the others are of a thread that
         waits, which is easy to predict, and for which no sample of perf needs frames.
         """
-        counts = [bisect_right(hits, time) for time in dated.times[: len(dated.stacks)]]
+        hit_times = [hit.time for hit in hits]
+        counts = [bisect_right(hit_times, time) for time in dated.times[: len(dated.stacks)]]
         for at in range(1, len(dated.stacks) - 1):
             if not counts[at - 1] < counts[at] < counts[at + 1]:
                 continue
             before, after = dated.stacks[at - 1].python, dated.stacks[at + 1].python
             if before == after and dated.is_near(at - 1, at + 1):
+                is_right = dated.stacks[at].python == before
                 self.checked += 1
-                self.right += dated.stacks[at].python == before
+                self.right += is_right
+                for hit in hits[counts[at] - 1 : counts[at] + 1]:
+                    key = (before, _system_call(hit))
+                    self.in_calls[key] += 1
+                    self.right_in_calls[key] += is_right
+
+    def line(self, forced: bool) -> str:
+        """A sentence on the result and what follows from it."""
+        line = (
+            f"self-check: {100 * self.share:.1f} % of {self.checked:,} samples are as their"
+            " neighbours say"
+        )
+        if self.passes:
+            return line
+        line += f" ({100 * LEAST_SHARE:.0f} % of at least {LEAST_CHECKED} are wanted)"
+        if forced:
+            return f"{line}; leaves are given all the same and may be wrong"
+        return f"{line}; Python leaves are withheld, --force shows them"
+
+
+def _system_call(hit: Hit) -> str:
+    """The system call of a sample of perf, else the way into the kernel, else nothing."""
+    calls = (frame for frame in hit.kernel if _SYSTEM_CALL.match(frame))
+    return next(calls, hit.kernel[0] if hit.kernel else "")
+
+
+def by_thread(hits: Iterable[Hit]) -> dict[int, list[Hit]]:
+    """perf's samples by thread, each thread's in the order of time."""
+    threads: dict[int, list[Hit]] = {}
+    for hit in sorted(hits, key=lambda hit: hit.time):
+        threads.setdefault(hit.tid, []).append(hit)
+    return threads
+
+
+def check(threads: Mapping[int, Sequence[Hit]], dated: Mapping[int, Dated]) -> Check:
+    """The self-check over all threads that both samplers saw."""
+    verdict = Check()
+    for tid, samples in dated.items():
+        verdict.add(samples, [hit for hit in threads.get(tid, ()) if not hit.is_stopped])
+    return verdict
+
+
+@dataclass
+class Tally:
+    """perf's samples by what became of them."""
+
+    #: Whole Python stack; a part of it; nothing known; no Python thread.
+    matched: int = 0
+    uncertain: int = 0
+    unknown: int = 0
+    no_python: int = 0
+    #: Taken while py-spy had the thread stopped, and left out.
+    stopped: int = 0
+
+    @property
+    def samples(self) -> int:
+        return self.matched + self.uncertain + self.unknown + self.no_python
+
+    def line(self) -> str:
+        total = self.samples or 1
+        shares = ", ".join(
+            f"{100 * count / total:.1f} % {word}"
+            for count, word in (
+                (self.matched, "matched"),
+                (self.uncertain, "uncertain"),
+                (self.unknown, "unknown"),
+                (self.no_python, "of threads without Python"),
+            )
+        )
+        stopped = f"{self.stopped:,} left out, taken in stops"
+        return f"{self.samples:,} samples of perf: {shares}; {stopped}"
+
+
+class Grafted:
+    """Samples with both sides: added up by stack, and by thread in the order of time."""
+
+    def __init__(self) -> None:
+        self._reader = Reader()
+        self.stacks = Stacks(self._reader.table)
+        #: By task and thread: stacks, and how many samples in a row had them.
+        self.threads: dict[tuple[str, int], list[tuple[frames.Stack, float]]] = {}
+        self.tally = Tally()
+
+    def add(self, hit: Hit, found: Found | None) -> None:
+        """Take in a sample of a Python thread, with the Python frames that are known of it."""
+        if found is None:
+            self.tally.unknown += 1
+            self._add(hit, STACK_UNKNOWN)
+        elif found.is_whole:
+            self.tally.matched += 1
+            self._add(hit, *found.frames)
+        else:
+            self.tally.uncertain += 1
+            self._add(hit, *found.frames, UNCERTAIN)
+
+    def add_native(self, hit: Hit) -> None:
+        """Take in a sample of a thread without Python."""
+        self.tally.no_python += 1
+        self._add(hit, NO_PYTHON)
+
+    def _add(self, hit: Hit, *python: str) -> None:
+        stack = tuple(map(self._reader.__getitem__, (hit.comm, *python, *hit.kernel)))
+        self.stacks.add(stack)
+        samples = self.threads.setdefault((hit.comm, hit.tid), [])
+        count = samples.pop()[1] if samples and samples[-1][0] == stack else 0
+        samples.append((stack, count + 1))
+
+    def profiles(self) -> list[tuple[str, list[tuple[frames.Stack, float]]]]:
+        """As ``speedscope.write`` takes them: all merged, then one a thread."""
+        threads = [(f"{comm} {tid}", rows) for (comm, tid), rows in sorted(self.threads.items())]
+        return [("all threads, merged", self.stacks.ordered()), *threads]
+
+
+def graft(threads: Mapping[int, Sequence[Hit]], dating: Dating, check: Check | None) -> Grafted:
+    """perf's samples by thread, with py-spy's frames; leaves as far as ``check`` allows.
+
+    KsymError if no thread was seen by both.
+    """
+    grafted = Grafted()
+    known = dating.threads.keys() | dating.misfits
+    processes = {hits[0].pid for tid, hits in threads.items() if tid in known}
+    if not processes:
+        raise KsymError(
+            "no thread was seen by both perf and py-spy",
+            "record both at the same time: ksym pyspy record",
+        )
+    for tid, hits in threads.items():
+        dated = dating.threads.get(tid)
+        matcher = None if dated is None else Matcher(dated, check)
+        # A thread of the process that py-spy never met has ended too soon.
+        is_python = tid in known or (hits[0].pid in processes and tid not in dating.natives)
+        for hit in hits:
+            if hit.is_stopped:
+                grafted.tally.stopped += 1
+            elif is_python:
+                grafted.add(hit, None if matcher is None else matcher.at(hit))
+            else:
+                grafted.add_native(hit)
+    return grafted

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ksym_plugin.cli.pyspy_record import load_info
-from ksym_plugin.python import pyspy, pyspy_graft, pyspy_match, pyspy_perf
+from ksym_plugin.python import pyspy, pyspy_match, pyspy_perf
 from ksym_plugin.python.pyspy_match import Matcher
 from tests.oracle.phases import PROGRAM
 
@@ -85,7 +85,7 @@ class Score:
 
 
 def score(folder: str | Path) -> tuple[Score, pyspy_match.Check]:
-    """Sample by sample, with leaves given whatever the self-check says.
+    """Sample by sample; where the self-check fails, with the leaves that --force gives.
 
     The folder is one of ``ksym pyspy record --keep``, with perf's text and the truth.
     """
@@ -93,24 +93,26 @@ def score(folder: str | Path) -> tuple[Score, pyspy_match.Check]:
     with open(folder / "pyspy.log", "rb") as file:
         log = pyspy.parse_log(file)
     with open(folder / "pyspy.json", "rb") as file:
-        profile = pyspy.parse(pyspy.load(file.read()))
+        profile = pyspy.load(file.read())
     info = load_info(str(folder / "session.json"))
     reader = pyspy_perf.Reader()
     with open(folder / "perf.txt", "rb") as file:
-        threads = pyspy_graft.by_thread(reader.read(file))
+        threads = pyspy_match.by_thread(reader.read(file))
     shift = info.shift()
     assert shift is not None and reader.shift is not None
     # perf read both clocks too, UTC to the microsecond.
     assert abs(shift - reader.shift) < 100_000
     dating = pyspy_match.date(profile, log, shift, info.outer, True)
-    answers = {tid: Matcher(dated, False) for tid, dated in dating.threads.items()}
+    verdict = pyspy_match.check(threads, dating.threads)
+    check = verdict if verdict.passes else None
+    answers = {tid: Matcher(dated, check) for tid, dated in dating.threads.items()}
     result = Score()
     truth = Truth(folder / "truth.json")
     for tid, hits in threads.items():
         for hit in hits:
             function = truth.at(tid, hit.time)
             if function is not None and not hit.is_stopped:
-                found = answers[tid].at(hit.time) if tid in answers else None
+                found = answers[tid].at(hit) if tid in answers else None
                 leaf = found.frames[-1] if found is not None and found.is_whole else None
                 result.add(function, leaf, hit.kernel)
-    return result, pyspy_graft.check(threads, dating.threads)
+    return result, verdict

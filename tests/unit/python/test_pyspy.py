@@ -51,13 +51,10 @@ def test_command_lines_are_one_frame_each() -> None:
 
 def test_thread_and_process_are_read_from_a_profile_s_name() -> None:
     title = 'Process 12 Thread 140001 "Main \\"x\\""'
-    named = pyspy.thread_name(title)
-    assert named is not None
-    assert (named.pid, named.tid, named.name) == (12, 140001, 'Main "x"')
     frames = [frame("<module>", line=None), frame("f")]
     whole = json.dumps(document(frames, [[0, 1], [0]], title)).encode()
-    (thread,) = pyspy.parse(pyspy.load(whole)).threads.values()
-    assert (thread.pid, thread.tid, thread.name) == (12, 140001, 'Main "x"')
+    ((tid, thread),) = pyspy.load(whole).threads.items()
+    assert (thread.pid, tid) == (12, 140001)
     assert [stack.python for stack in thread.samples] == [
         ("<module> (/x/a.py)", "f (/x/a.py)"),
         ("<module> (/x/a.py)",),
@@ -65,21 +62,22 @@ def test_thread_and_process_are_read_from_a_profile_s_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "expected"),
+    ("title", "words"),
     [
-        ('Thread 0x7F00AA "MainThread"', (None, 0x7F00AA, "MainThread", True)),
-        ('Process 12 Thread 0x7f00aa ""', (12, 0x7F00AA, "", True)),
-        ('Thread 12 "a "quoted" one"', (None, 12, 'a "quoted" one', False)),
+        ('Thread 0x7F00AA "MainThread"', "pthread"),
+        ('Process 12 Thread 0x7f00aa ""', "pthread"),
+        ("all threads, merged", "no speedscope file of py-spy's"),
+        (f'Thread {"9" * 5000} "m"', "no speedscope file of py-spy's"),
     ],
 )
-def test_names_of_profiles(title: str, expected: tuple[object, ...]) -> None:
-    found = pyspy.thread_name(title)
-    assert found is not None
-    assert (found.pid, found.tid, found.name, found.is_pthread) == expected
+def test_profiles_whose_names_tell_no_thread_of_the_kernel_s(title: str, words: str) -> None:
+    with pytest.raises(KsymError, match=words):
+        pyspy.parse(document([frame("f")], [[0]], title))
 
 
-def test_other_names_are_none_of_py_spy_s() -> None:
-    assert pyspy.thread_name("all threads, merged") is None
+def test_a_thread_s_name_may_hold_quotes() -> None:
+    profile = pyspy.parse(document([frame("f")], [[0]], 'Thread 12 "a "quoted" one"'))
+    assert [*profile.threads] == [12]
 
 
 def test_the_frame_of_the_thread_is_believed_not_the_profile_s_name() -> None:
@@ -97,14 +95,15 @@ def test_processes_are_told_apart_by_the_innermost_frame() -> None:
         frame("thread (3): m", "", 0),
         frame("f"),
     ]
-    (thread,) = pyspy.parse(document(frames, [[0, 1, 2, 3]])).threads.values()
-    assert (thread.pid, thread.tid) == (2, 3)
+    profile = pyspy.parse(document(frames, [[0, 1, 2, 3]]))
+    ((tid, thread),) = profile.threads.items()
+    assert (thread.pid, tid) == (2, 3)
     assert thread.samples[0].python == ("f (/x/a.py)",)
 
 
 def test_old_py_spy_has_threads_without_names() -> None:
     frames = [frame("thread (3)", "", 0), frame("f")]
-    assert pyspy.parse(document(frames, [[0, 1]])).threads[3].name == ""
+    assert [*pyspy.parse(document(frames, [[0, 1]])).threads] == [3]
 
 
 def test_samples_of_a_thread_in_two_profiles_have_no_order() -> None:

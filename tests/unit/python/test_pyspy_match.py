@@ -6,13 +6,14 @@ others. Whatever is claimed of perf's instants is compared with what ran.
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_right
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.python import pyspy, pyspy_graft, pyspy_match, pyspy_perf
+from ksym_plugin.python import pyspy, pyspy_match, pyspy_perf
 from ksym_plugin.python.pyspy import Profile, Stack, Thread
 from ksym_plugin.python.pyspy_match import Dated, Dating, Matcher
 from ksym_plugin.python.pyspy_perf import Hit
@@ -26,53 +27,59 @@ def stack(*names: str) -> Stack:
 
 
 A, B = stack("main", "a"), stack("main", "b")
+#: A self-check that nothing has passed.
+FAILED = pyspy_match.Check()
 
 
-def dated(times: list[int], stacks: list[Stack], slack: int = 0, mean: float = 10) -> Dated:
+def hit(tid: int, time: int, *kernel: str, pid: int = 1, stopped: bool = False) -> Hit:
+    return Hit("py", pid, tid, time, kernel, stopped)
+
+
+def dated(times: list[int], stacks: list[Stack], slack: int = 0, *, mean: float = 10) -> Dated:
     return Dated(times, stacks, slack, mean)
 
 
 def test_neighbours_that_agree_give_their_frames() -> None:
-    matcher = Matcher(dated([0, 10, 20], [A, A, B]), False)
-    found = matcher.at(5)
+    matcher = Matcher(dated([0, 10, 20], [A, A, B]), None)
+    found = matcher.at(hit(1, 5))
     assert found is not None and found.is_whole and found.frames == ("main", "a")
 
 
 def test_neighbours_that_differ_give_what_they_share() -> None:
-    found = Matcher(dated([0, 10, 20], [A, A, B]), False).at(15)
+    found = Matcher(dated([0, 10, 20], [A, A, B]), None).at(hit(1, 15))
     assert found is not None and not found.is_whole and found.frames == ("main",)
 
 
 def test_neighbours_too_far_apart_are_not_believed() -> None:
-    found = Matcher(dated([0, 41, 50], [A, A, A]), False).at(20)
+    found = Matcher(dated([0, 41, 50], [A, A, A]), None).at(hit(1, 20))
     assert found is not None and not found.is_whole and found.frames == ("main", "a")
 
 
 def test_before_the_first_and_after_the_last_nothing_is_known() -> None:
-    matcher = Matcher(dated([10, 20], [A, A]), False)
-    assert matcher.at(9) is None
-    assert matcher.at(20) is None
-    assert matcher.at(15) is not None
+    matcher = Matcher(dated([10, 20], [A, A]), None)
+    assert matcher.at(hit(1, 9)) is None
+    assert matcher.at(hit(1, 20)) is None
+    assert matcher.at(hit(1, 15)) is not None
 
 
 def test_a_caller_that_is_another_counts_as_another() -> None:
     other = stack("main", "x", "a")
-    found = Matcher(dated([0, 10], [A, other]), False).at(5)
+    found = Matcher(dated([0, 10], [A, other]), None).at(hit(1, 5))
     assert found is not None and found.frames == ("main",)
 
 
 def test_withheld_leaves_are_not_given_and_callers_have_to_be_steady() -> None:
     deep = [stack("main", "work", name) for name in "abcabc"]
-    found = Matcher(dated([0, 10, 20, 30, 40, 50], deep), True).at(25)
+    found = Matcher(dated([0, 10, 20, 30, 40, 50], deep), FAILED).at(hit(1, 25))
     assert found is not None and not found.is_whole and found.frames == ("main", "work")
-    found = Matcher(dated([0, 10, 20, 30], [A, A, A, A]), True).at(15)
+    found = Matcher(dated([0, 10, 20, 30], [A, A, A, A]), FAILED).at(hit(1, 15))
     assert found is not None and found.frames == ("main",)
 
 
 def test_native_frames_are_given_where_both_have_them() -> None:
     first = stack("c_start", "main", "a", "c_read", "c_copy")
     last = stack("c_start", "main", "c_call", "a", "c_read", "c_wait")
-    found = Matcher(dated([0, 10], [first, last]), False).at(5)
+    found = Matcher(dated([0, 10], [first, last]), None).at(hit(1, 5))
     assert found is not None and found.is_whole
     assert found.frames == ("c_start", "main", "a", "c_read")
 
@@ -89,9 +96,9 @@ def test_no_more_is_claimed_than_both_ends_say(
     lost = data.draw(st.integers(0, slack))
     times = [10 * at for at in range(len(stacks) + slack)]
     # Sample k was taken at the (k + lost)-th instant.
-    matcher = Matcher(dated(times, stacks, slack), False)
+    matcher = Matcher(dated(times, stacks, slack), None)
     time = data.draw(st.integers(0, times[-1]))
-    found = matcher.at(time)
+    found = matcher.at(hit(1, time))
     if found is None:
         return
     before = bisect_right(times, time) - 1 - lost
@@ -118,7 +125,7 @@ def log_of(rounds: list[tuple[int, list[int]]], first: list[int]) -> pyspy.Log:
 def profile_of(counts: dict[int, int], version: str = "0.4.3") -> Profile:
     profile = Profile(version)
     for tid, count in counts.items():
-        profile.threads[tid] = Thread(tid, None, "")
+        profile.threads[tid] = Thread(None)
         profile.threads[tid].samples = [stack("main", str(at)) for at in range(count)]
     return profile
 
@@ -212,9 +219,9 @@ def test_a_thread_that_does_not_fit_is_set_aside() -> None:
 # The self-check
 
 
-def check(stacks: list[Stack], hits: list[int]) -> pyspy_match.Check:
+def check(stacks: list[Stack], times: list[int]) -> pyspy_match.Check:
     verdict = pyspy_match.Check()
-    verdict.add(dated([10 * at for at in range(len(stacks))], stacks), hits)
+    verdict.add(dated([10 * at for at in range(len(stacks))], stacks), [hit(1, at) for at in times])
     return verdict
 
 
@@ -238,24 +245,61 @@ def test_the_gate_wants_both_enough_and_many() -> None:
     assert not check(flickering, [10 * at + 5 for at in range(80)]).passes
 
 
+def long_and_short(seed: int) -> tuple[Dated, list[tuple[Hit, str]]]:
+    """Ten seconds of 97 ms in one system call and 3 ms in another, of two functions.
+
+    py-spy's samples at its default rate, and perf's with what ran at each.
+    """
+    chance = random.Random(seed)
+    began = [0]
+    while began[-1] < 10_000 * MS:
+        for length in (97, 3):
+            began.append(began[-1] + int(length * MS * chance.uniform(0.8, 1.2)))
+
+    def at(time: int) -> str:
+        return ("read", "getdents64")[(bisect_right(began, time) - 1) % 2]
+
+    times = [0]
+    while times[-1] < began[-1]:
+        times.append(times[-1] + MS // 2 + int(chance.expovariate(100) * 1000 * MS))
+    hits = []
+    for time in range(MS // 3, began[-1], MS):
+        call = () if chance.random() < 0.2 else ("entry_[k]", f"__x64_sys_{at(time)}_[k]")
+        hits.append((hit(1, time, *call), at(time)))
+    stacks = [stack("main", at(time)) for time in times]
+    return dated(times, stacks, mean=times[-1] / len(times)), hits
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_too_short_to_be_met_is_not_given_another_function(seed: int) -> None:
+    samples, hits = long_and_short(seed)
+    verdict = pyspy_match.Check()
+    verdict.add(samples, [each for each, _ in hits])
+    assert verdict.passes
+    matcher = Matcher(samples, verdict)
+    answers = [(matcher.at(each), function) for each, function in hits]
+    given = [
+        (found.frames[-1], function) for found, function in answers if found and found.is_whole
+    ]
+    assert all(leaf == function for leaf, function in given)
+    # What is certain is still given: most of the time in the long call.
+    assert len(given) > len(hits) / 2
+
+
 # Grafting
-
-
-def hit(tid: int, time: int, *kernel: str, pid: int = 1, stopped: bool = False) -> Hit:
-    return Hit("py", pid, tid, time, kernel, stopped)
 
 
 def test_samples_are_sorted_by_what_is_known() -> None:
     dating = Dating({1: dated([0, 10, 20], [A, A, B])}, natives={2})
     hits = [hit(1, 5, "sys"), hit(1, 15, "sys"), hit(1, 30), hit(2, 5, "sys"), hit(3, 5)]
     hits += [hit(4, 5, pid=9), hit(1, 6, "ptrace_stop", stopped=True)]
-    grafted = pyspy_graft.graft(pyspy_graft.by_thread(hits), dating, False)
+    grafted = pyspy_match.graft(pyspy_match.by_thread(hits), dating, None)
     assert grafted.stacks.by_text() == {
         "py;main;a;sys": 1,
-        f"py;main;{pyspy_graft.UNCERTAIN};sys": 1,
-        f"py;{pyspy_graft.STACK_UNKNOWN}": 2,
-        f"py;{pyspy_graft.NO_PYTHON};sys": 1,
-        f"py;{pyspy_graft.NO_PYTHON}": 1,
+        f"py;main;{pyspy_match.UNCERTAIN};sys": 1,
+        f"py;{pyspy_match.STACK_UNKNOWN}": 2,
+        f"py;{pyspy_match.NO_PYTHON};sys": 1,
+        f"py;{pyspy_match.NO_PYTHON}": 1,
     }
     tally = grafted.tally
     assert (tally.matched, tally.uncertain, tally.unknown, tally.no_python) == (1, 1, 2, 2)
@@ -265,7 +309,7 @@ def test_samples_are_sorted_by_what_is_known() -> None:
 def test_two_recordings_of_different_processes_are_refused() -> None:
     dating = Dating({1: dated([0, 10], [A, A])})
     with pytest.raises(KsymError, match="both"):
-        pyspy_graft.graft(pyspy_graft.by_thread([hit(2, 5)]), dating, False)
+        pyspy_match.graft(pyspy_match.by_thread([hit(2, 5)]), dating, None)
 
 
 # perf's text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ksym_plugin.python import pyspy_graft
+from ksym_plugin.python import pyspy_match
 from ksym_plugin.stacks import folded
 from ksym_plugin.stacks.folded import frame_of
 from ksym_plugin.stacks.frames import PYTHON
@@ -81,7 +81,7 @@ def test_withheld_leaves_are_nowhere_unless_forced(recording: Recording) -> None
 def is_under(stack: str, function: str) -> bool:
     """Whether the filter ran right under a Python frame of such a name."""
     frames = stack.split(";")
-    if pyspy_graft.UNCERTAIN in frames or pyspy_graft.STACK_UNKNOWN in frames:
+    if pyspy_match.UNCERTAIN in frames or pyspy_match.STACK_UNKNOWN in frames:
         return False
     python = [frame for frame in frames if frame_of(frame).kind == PYTHON]
     return "_phase_filter_[b]" in stack and function in python[-1]
@@ -194,8 +194,8 @@ def test_a_thread_under_an_unknown_id_is_not_said_to_be_without_python(
     assert "1 thread unknown" in graft(recording, "--folded", stacks).stderr
     with open(stacks, "rb") as file:
         counts = folded.parse(file).by_text()
-    assert any(pyspy_graft.STACK_UNKNOWN in stack for stack in counts)
-    assert not any(pyspy_graft.NO_PYTHON in stack for stack in counts)
+    assert any(pyspy_match.STACK_UNKNOWN in stack for stack in counts)
+    assert not any(pyspy_match.NO_PYTHON in stack for stack in counts)
 
 
 @fifty
