@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Bytes = Union[bytes, memoryview]
 
 # Changes with what entries hold; big-endian machines write another.
-_MAGIC = b"ksymcache1" + sys.byteorder[:1].encode()
+_MAGIC = b"ksymcache2" + sys.byteorder[:1].encode()
 #: Only files with it are removed.
 _SUFFIX = ".kept"
 #: A checksum of all that follows, then the lengths of the parts.

@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from operator import le, lt
 
 from ksym_plugin.kernel import cache
+from ksym_plugin.kernel.kallsyms import ANCHORS
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
@@ -42,10 +43,9 @@ _FUNC = 2
 _TYPES = frozenset((_NOTYPE, _FUNC))
 _WIDE = "IBBHQQ"  # Elf64_Sym: name, info, other, section, value, size
 _NARROW = "IIIBBH"  # Elf32_Sym: name, value, size, info, other, section
-#: The types of the columns that the cache has of a file, beside build id, anchor and strings.
-_COLUMNS = "QQIQIQ"
-_PARTS = len(_COLUMNS) + 3
-_ANCHOR = 8
+#: The types of the columns that the cache has of a file, beside build id and strings.
+_COLUMNS = "QQQIQIQ"
+_PARTS = len(_COLUMNS) + 2
 _DWARF = (".debug_info", ".debug_abbrev", ".debug_line")
 _ZLIB = 1  # ELFCOMPRESS_ZLIB
 _SMALLEST_HEADER = 40  # Elf32_Shdr
@@ -65,15 +65,16 @@ class ElfFile:
     """The functions of one file, one a start, sorted by the addresses they were linked at.
 
     ``starts`` are these addresses. ``build_id`` is in hex, None where there is none.
-    ``anchor`` is the address ``_text`` was linked at, None where there is no such symbol:
-    the distance to where it is at run time is KASLR's offset. Raises ElfError.
+    ``anchors`` are the addresses that ``_text`` and ``_stext`` were linked at, if there are
+    such symbols: how far one of them is from there at run time is KASLR's offset. Raises
+    ElfError.
     """
 
     def __init__(self, path: str, sections: Mapping[str, int] | None = None) -> None:
         """``sections`` are the addresses of a module's sections, by name (/sys/module)."""
         self.path = path
         self.build_id: str | None = None
-        self.anchor: int | None = None
+        self.anchors: dict[str, int] = {}
         with open_elf(path) as elf:
             self._read(elf, sections)
 
@@ -95,7 +96,7 @@ class ElfFile:
         """The file that gave these parts, None if none can have given them."""
         if parts is None:
             return None
-        build_id, anchor, *columns, strings = parts
+        build_id, *columns, strings = parts
         arrays = [array(code) for code in _COLUMNS]
         try:
             for column, part in zip(arrays, columns):
@@ -105,19 +106,20 @@ class ElfFile:
         file = cls.__new__(cls)
         file.path = path
         file.build_id = build_id.hex() or None
-        file.anchor = int.from_bytes(anchor, "big") if len(anchor) == _ANCHOR else None
-        file.starts, file._ends, file._names, file._aliased, file._aliases, file._bounds = arrays
+        anchors, file.starts, file._ends, file._names, *rest = arrays
+        file.anchors = {name: at for name, at in zip(ANCHORS, anchors) if at}
+        file._aliased, file._aliases, file._bounds = rest
         file._strings = strings
         return file if file._is_sound() else None
 
     def _parts(self) -> list[bytes]:
         """All of it in bytes, for the same kind of machine."""
-        anchor = b"" if self.anchor is None else self.anchor.to_bytes(_ANCHOR, "big")
         columns = (
+            array("Q", [self.anchors.get(name, 0) for name in ANCHORS]),
             self.starts, self._ends, self._names, self._aliased, self._aliases, self._bounds,
         )  # fmt: skip
         parts = [column.tobytes() for column in columns]
-        return [bytes.fromhex(self.build_id or ""), anchor, *parts, self._strings]
+        return [bytes.fromhex(self.build_id or ""), *parts, self._strings]
 
     def _is_sound(self) -> bool:
         """Whether look-ups can rely on what was read from the cache."""
@@ -148,11 +150,11 @@ class ElfFile:
         )
         if elf.elfclass != 64:
             rows = ((row[0], row[3], row[4], row[5], row[1], row[2]) for row in rows)
-        anchors = _offsets_of(b"_text\0", strings)
+        anchors = {at: name for name in ANCHORS for at in _offsets_of(name, strings)}
         found = []
         for name, info, _, section, value, size in rows:
             if name in anchors and section:
-                self.anchor = value
+                self.anchors[anchors[name]] = value
             if info & 15 in _TYPES and section in bases and 0 < name < len(strings):
                 start = value + bases[section]
                 if start < TOP:
@@ -456,14 +458,13 @@ def _bases(elf: ELFFile, sections: Mapping[str, int] | None) -> tuple[dict[int, 
     return bases, bounds
 
 
-def _offsets_of(name: bytes, strings: bytes) -> set[int]:
+def _offsets_of(name: str, strings: bytes) -> Iterator[int]:
     """Where a string is, also as the end of a longer one: linkers share these."""
-    offsets = set()
-    at = strings.find(name)
+    sought = name.encode() + b"\0"
+    at = strings.find(sought)
     while at >= 0:
-        offsets.add(at)
-        at = strings.find(name, at + 1)
-    return offsets
+        yield at
+        at = strings.find(sought, at + 1)
 
 
 def _build_id(elf: ELFFile, most: int) -> str | None:

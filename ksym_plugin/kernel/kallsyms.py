@@ -7,8 +7,10 @@ found. kallsyms has no lengths, so where a symbol ends is worked out by each loo
 - at the next symbol of any type: data is no answer for a frame, but it ends a function;
 - at ``_etext`` and ``_einittext``, whatever their type: some kernels list these as data.
   Names of sections' ends own no bytes: behind ``__entry_text_end`` can be a megabyte of
-  padding;
-- a module's symbols at the module's end, known from /proc/modules;
+  padding. ``__stop_NAME`` is one only where data or such an end has the same address:
+  ``__stop_tty`` is a function;
+- a module's symbols at the module's end, known from /proc/modules. A function that is not
+  within its module was freed with the module's init, and is not in the table;
 - after at most one page where nothing of the same image or module follows, and for
   ``[bpf]`` lines and the pages of kprobes and ftrace, whose neighbours say nothing.
 
@@ -31,6 +33,7 @@ from ksym_plugin.timeline.symbols import (
     MODULE,
     OOL,
     UNKNOWN_ADDRESS,
+    VSYSCALL_PAGE,
     Symbol,
     bpf_kind,
 )
@@ -60,6 +63,7 @@ _BPF_SUFFIX = b"\t[bpf]"
 _PSEUDO = "__builtin__"
 #: What ends the lines of BPF, and of out-of-line code.
 _TAIL_MARKS = (b"\t[bpf]\n", b"\t[__builtin__")
+_MADE_UP = (b"[bpf]", b"[__builtin__")
 _PADDING = b"00000000"
 
 # Both are used on text that begins with a newline and does not end with one.
@@ -78,6 +82,8 @@ _TYPE = 17
 _NAME = 19
 _FUNCTIONS = frozenset(b"tTwW")
 _TEXT_ENDS = frozenset((b"_etext", b"_einittext"))
+#: Where the image begins, by the name that is preferred (as perf prefers it).
+ANCHORS = ("_text", "_stext")
 _STARTS = (b" _text", b" _stext")
 _MARKER = re.compile(
     rb"_[se]?(?:init)?text|_end|__(?:start|stop)_.*|__init_(?:begin|end)"
@@ -85,7 +91,7 @@ _MARKER = re.compile(
 )
 #: Of those, the ends: a frame behind one is not in that section.
 _END = re.compile(
-    rb"_e(?:init)?text|_end|__stop_.*|__init_end"
+    rb"_e(?:init)?text|_end|__init_end"
     rb"|__(?:.*_)?(?:text|initcall|vectors|stubs|thunk)_end"
 )
 
@@ -107,9 +113,17 @@ class KallsymsText:
     bits were seen.
     """
 
-    __slots__ = ("bpf_tail", "lines", "narrow")
+    __slots__ = ("_bounds", "_highest", "_left", "_module", "bpf_tail", "lines", "narrow")
 
-    def __init__(self) -> None:
+    def __init__(self, module_sizes: dict[str, tuple[int, int]] | None = None) -> None:
+        """``module_sizes`` has (base address, bytes) of modules, by name."""
+        self._bounds = {
+            b"[%b]" % name.encode(): (b"%016x" % base, b"%016x" % (base + size))
+            for name, (base, size) in (module_sizes or {}).items()
+        }
+        # The module of the last function, those before it, and the highest function.
+        self._module = self._highest = b""
+        self._left: set[bytes] = set()
         self.lines: list[bytes] = []
         self.bpf_tail: list[bytes] = []
         self.narrow = False
@@ -123,12 +137,33 @@ class KallsymsText:
         if lines is None:
             matches = filter(None, map(_LINE.match, text[1:].split(b"\n")))
             lines = [self._rewrite(match) for match in matches if not _MAPPING_NAME.match(match[3])]
+        if b"\t[" in text:
+            lines = [line for line in lines if not self._is_stale(line)]
         if self.bpf_tail:
             self.bpf_tail += lines
         elif b"[bpf]" in text:
             first = next((at for at, line in enumerate(lines) if is_bpf(line)), len(lines))
             self.bpf_tail = lines[first:]
         self.lines += lines
+
+    def _is_stale(self, line: bytes) -> bool:
+        """Whether a line is of a function that a module had for its init.
+
+        The memory is others' by now. ftrace keeps these names (kernel/trace/ftrace.c,
+        ``save_ftrace_mod_rec``), and they are listed after all modules.
+        """
+        module = line.partition(b"\t")[2]
+        if not module or not is_function(line) or module.startswith(_MADE_UP):
+            return False
+        if module != self._module:
+            self._left.add(self._module)
+            self._module = module
+        low, high = self._bounds.get(module, (line, b"g"))
+        # In a copy that was sorted a module can come twice as well.
+        is_stale = not low <= line < high or (line < self._highest and module in self._left)
+        if not is_stale:
+            self._highest = max(line, self._highest)
+        return is_stale
 
     def _regular(self, text: bytes) -> list[bytes] | None:
         """The lines of text as the kernel prints it, or None for any other text."""
@@ -245,13 +280,14 @@ def read_tail(path: str = KALLSYMS) -> Tail:
     return Tail(text.lines)
 
 
-def functions_by_module(path: str = KALLSYMS) -> dict[str, list[FunctionRow]]:
+def functions_by_module(path: str, listing: str) -> dict[str, list[FunctionRow]]:
     """Start, length and name of each function of all modules, by module.
 
     Their lines follow the image's. Nothing is read from BPF's lines on, which alone make
-    reading slow. OSError; KallsymsError if the table is too long.
+    reading slow. ``listing`` is /proc/modules. OSError; KallsymsError if the table is too long.
     """
-    text = KallsymsText()
+    sizes = modules.extents(listing)
+    text = KallsymsText(sizes)
     for block in blocks(path):
         end = block.find(_BPF_SUFFIX)
         before = block if end < 0 else block[: block.rfind(b"\n", 0, end) + 1]
@@ -259,7 +295,7 @@ def functions_by_module(path: str = KALLSYMS) -> dict[str, list[FunctionRow]]:
             text.add(b"".join(line for line in before.splitlines(True) if b"\t[" in line))
         if end >= 0:
             break
-    table = Kallsyms(text, {})
+    table = Kallsyms(text, sizes)
     starts: dict[str, set[int]] = {}
     for line in filter(is_function, text.lines):
         name, module = split(line)
@@ -328,12 +364,14 @@ def kind_of(name: str, module: str | None) -> str:
     return OOL if module.startswith(_PSEUDO) else MODULE
 
 
-def preference(line: bytes) -> tuple[bool, bool, bool, int, int, bytes]:
-    """Sorts the names of one address: strong before weak, global before local, functions
-    before sections' starts and ends, few leading underscores first, then the longer."""
+def preference(line: bytes) -> tuple[bool, bool, bool, bool, int, int, bytes]:
+    """Sorts the names of one address: functions before whole pages of kprobes and ftrace,
+    strong before weak, global before local, functions before sections' starts and ends, few
+    leading underscores first, then the longer."""
     kind, name = line[_TYPE : _TYPE + 1], _name(line)
     underscores = len(name) - len(name.lstrip(b"_"))
-    return kind in b"wW", kind.islower(), is_marker(line), underscores, -len(name), name
+    is_page = _TAIL_MARKS[1] in line
+    return is_page, kind in b"wW", kind.islower(), is_marker(line), underscores, -len(name), name
 
 
 def _name(line: bytes) -> bytes:
@@ -374,7 +412,8 @@ class Kallsyms:
         Give ``listing=None`` for a saved table of another boot. Raises KallsymsError if
         the table cannot be read or has no symbol; hidden addresses are no error.
         """
-        text = KallsymsText()
+        sizes = modules.extents(listing) if listing else {}
+        text = KallsymsText(sizes)
         try:
             for block in blocks(path):
                 text.add(block)
@@ -388,12 +427,12 @@ class Kallsyms:
                 f"{path} holds no symbols",
                 "a kernel lists them with CONFIG_KALLSYMS; if this is a copy, take it again",
             )
-        return cls(text, modules.extents(listing) if listing else {})
+        return cls(text, sizes)
 
     @classmethod
     def parse(cls, data: bytes, module_sizes: dict[str, tuple[int, int]] | None = None) -> Kallsyms:
         """Take a table's text; ``module_sizes`` has (base address, bytes) by module name."""
-        text = KallsymsText()
+        text = KallsymsText(module_sizes)
         text.add(data)
         return cls(text, module_sizes or {})
 
@@ -401,16 +440,22 @@ class Kallsyms:
         return len(self._lines)
 
     @property
+    def anchors(self) -> dict[str, int]:
+        """Where ``_text`` and ``_stext`` are, if they are listed and not hidden."""
+        found: dict[str, int] = {}
+        for line in () if self.hidden else self._lines:
+            if line.endswith(_STARTS):
+                found.setdefault(line[_NAME:].decode(), address_of(line))
+                if len(found) == len(_STARTS):
+                    break
+        return found
+
+    @property
     def text_start(self) -> int | None:
         """The address of ``_text``, else of ``_stext``: it differs from boot to boot
         (KASLR), so it shows whether an address and this table belong together."""
-        if self.hidden:
-            return None
-        for name in _STARTS:
-            for line in self._lines:
-                if line.endswith(name):
-                    return address_of(line)
-        return None
+        found = self.anchors
+        return next((found[name] for name in ANCHORS if name in found), None)
 
     def is_kernel(self, address: int) -> bool:
         """Whether the address is in kernel space, going by this table's word size.
@@ -418,13 +463,13 @@ class Kallsyms:
         On 64 bits that is bit 63. A 32-bit kernel's space begins with the image or with
         the modules, which ARM keeps in the 16 MB below it.
         """
-        return self._floor <= address <= _TOP
+        return self._floor <= address <= _TOP and address >> 12 != VSYSCALL_PAGE
 
     def find(self, address: int) -> Symbol | Reason:
         """The function that holds the address, or why there is none."""
         if self.hidden:
             return HIDDEN
-        if not self._floor <= address <= _TOP:
+        if not self.is_kernel(address):
             return UNKNOWN_ADDRESS
         after = bisect_right(self._lines, after_all_of(address))
         found = self._crowded.get(after) or self._choose(after)
@@ -490,14 +535,15 @@ class Kallsyms:
     def _ranked(self, group: list[bytes]) -> list[bytes]:
         """The lines of a group that can name a frame, the best first."""
         lines = [line for line in group if is_function(line) and not _END.fullmatch(_name(line))]
-        if any(_name(line) in _TEXT_ENDS for line in group):
+        if any(not is_function(line) or _name(line) in _TEXT_ENDS for line in group):
             lines = [line for line in lines if not is_marker(line)]
         if len(lines) > 1:
             lines.sort(key=preference)
             if is_bpf(lines[0]):
                 # Early subprograms shared their main program's start; it came last.
-                among = set(lines)
-                return [line for line in reversed(self._listed) if line in among]
+                among = set(filter(is_bpf, lines))
+                rest = [line for line in lines if line not in among]
+                return [line for line in reversed(self._listed) if line in among] + rest
         return lines
 
     def _symbol(self, line: bytes, after: int) -> Symbol:

@@ -156,12 +156,15 @@ def read_listing(path: str = LISTING) -> dict[str, Listed]:
 
 
 def extents(path: str = LISTING) -> dict[str, tuple[int, int]]:
-    """Base address and bytes by module name; empty where unreadable, hidden or built in."""
+    """Base address and bytes by module name; empty where unreadable, hidden or built in.
+
+    A module whose init may still run is left out: the code for that lies elsewhere.
+    """
     try:
         listed = read_listing(path).values()
     except OSError:
         return {}
-    return {one.name: (one.base, one.size) for one in listed if one.base}
+    return {one.name: (one.base, one.size) for one in listed if one.base and one.state != LOADING}
 
 
 def _refusal(error: OSError) -> SourceError:

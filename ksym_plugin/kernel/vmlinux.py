@@ -9,6 +9,7 @@ import os
 
 from ksym_plugin.kernel import cache
 from ksym_plugin.kernel.elf import TOP, ElfError, ElfFile, has_dwarf
+from ksym_plugin.kernel.kallsyms import ANCHORS
 from ksym_plugin.timeline.symbols import KERNEL, UNKNOWN_ADDRESS, Symbol
 
 TYPE_CHECKING = False
@@ -21,16 +22,20 @@ if TYPE_CHECKING:
 
 SERVERS = "DEBUGINFOD_URLS"
 _WAIT = 90.0
+#: Where ``_text`` and ``_stext`` differ KASLR moves a kernel by whole 2 MB (MIN_KIMG_ALIGN of
+#: arm64, PMD_SIZE of riscv), and they are closer than that.
+_KASLR_STEP = 1 << 21
 _HEX = frozenset("0123456789abcdef")
 
 
 class Image:
     """A vmlinux at the address where a kernel runs; answers as Kallsyms does.
 
-    ``text_start`` is where that kernel has ``_text``. ``behind`` knows the kernel's own
-    table, or is None: it names what the file does not, and is preferred for labels within
-    functions and for functions without a size in the file. Raises ElfError where the file
-    is of another kernel: ``build_id`` is the one wanted, None where that is not known.
+    ``text_start`` is where that kernel has ``_text``, or ``_stext`` if that alone is in its
+    kallsyms. ``behind`` knows the kernel's own table, or is None: it names what the file does
+    not, and is preferred for labels within functions and for functions without a size in the
+    file. Raises ElfError where the file is of another kernel, or where it lay is not known:
+    ``build_id`` is the one wanted, None where that is not known.
     """
 
     def __init__(
@@ -45,13 +50,14 @@ class Image:
                 f"{file.path} is of another kernel (build id {file.build_id}, not {build_id})",
                 "name the vmlinux or .debug file of that very build",
             )
-        if text_start is None or file.anchor is None:
+        offset = None if text_start is None else _offset(file, text_start, behind)
+        if offset is None:
             raise ElfError(
                 f"where the code of {file.path} is in the kernel's memory is not known",
                 "read /proc/kallsyms as root, or use a history that was recorded as root",
             )
         self.file = file
-        self.offset = text_start - file.anchor
+        self.offset = offset
         self._behind = behind
 
     def is_kernel(self, address: int) -> bool:
@@ -74,6 +80,19 @@ class Image:
         return Symbol(start + self.offset, end + self.offset, name, KERNEL, None)
 
 
+def _offset(file: ElfFile, text_start: int, behind: Kallsyms | None) -> int | None:
+    """How far a kernel was moved: the distance of one symbol. None where that is not sure."""
+    linked = file.anchors
+    if behind is not None and behind.text_start == text_start:
+        offsets = {at - linked[name] for name, at in behind.anchors.items() if name in linked}
+    else:
+        # It is not told which symbol is there; kernels are hardly built without the first.
+        offsets = {text_start - at for at in linked.values() if ANCHORS[0] in linked}
+        if len(offsets) > 1:
+            offsets = {offset for offset in offsets if offset >= 0 and not offset % _KASLR_STEP}
+    return offsets.pop() if len(offsets) == 1 and min(offsets) >= 0 else None
+
+
 def open_image(
     path: str,
     text_start: int | None,
@@ -91,7 +110,7 @@ def open_image(
 def check_image(path: str, text_start: int | None, build_id: str | None) -> None:
     """ElfError where a file cannot be that of a kernel; a fact that is None fits any file."""
     file = ElfFile.cached(path)
-    Image(file, file.anchor if text_start is None else text_start, build_id)
+    Image(file, file.anchors.get(ANCHORS[0]) if text_start is None else text_start, build_id)
 
 
 def open_lines(

@@ -12,6 +12,7 @@ import time
 from bisect import bisect_right
 
 from ksym_plugin.kernel.kallsyms import KALLSYMS, functions_by_module
+from ksym_plugin.kernel.modules import LISTING
 from ksym_plugin.kernel.worker import Worker
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.packed import pack_functions
@@ -87,7 +88,9 @@ def answer(recorder: Connection) -> None:
     recorder.send(answers(recorder.receive(), os.uname().release))
 
 
-def answers(questions: list[Question], release: str, kallsyms: str = KALLSYMS) -> list[Answer]:
+def answers(
+    questions: list[Question], release: str, kallsyms: str = KALLSYMS, listing: str = LISTING
+) -> list[Answer]:
     """An answer for each question."""
     found: dict[int, Answer] = {}
     if len(questions) <= _MOST_FILES:
@@ -98,7 +101,7 @@ def answers(questions: list[Question], release: str, kallsyms: str = KALLSYMS) -
     rest = [number for number in range(len(questions)) if number not in found]
     if rest:
         asked = [questions[number] for number in rest]
-        found.update(zip(rest, _by_kallsyms(asked, kallsyms)))
+        found.update(zip(rest, _by_kallsyms(asked, kallsyms, listing)))
     return [found[number] for number in range(len(questions))]
 
 
@@ -142,11 +145,11 @@ def functions_of(file: ElfFile) -> list[FunctionRow]:
     return rows
 
 
-def _by_kallsyms(questions: list[Question], path: str) -> list[Answer]:
+def _by_kallsyms(questions: list[Question], path: str, listing: str) -> list[Answer]:
     _await_inits([name for name, *_ in questions])
     now = time.monotonic_ns()
     try:
-        by_module = functions_by_module(path)
+        by_module = functions_by_module(path, listing)
     except (OSError, KsymError) as error:
         return [(str(error), now, _NONE, _NONE) for _ in questions]
     found = []

@@ -29,6 +29,7 @@ from ksym_plugin.timeline.symbols import (
     UNKNOWN_ADDRESS,
     USER_ADDRESS,
     VACANT,
+    VSYSCALL_PAGE,
     Frame,
     Reason,
     Symbol,
@@ -112,9 +113,9 @@ class Resolver:
         return frames
 
     def is_kernel(self, address: int) -> bool:
-        """Whether this is a kernel address, and no context marker."""
+        """Whether this is a kernel address: no context marker, and not user code's [vsyscall]."""
         if address >= _KERNEL_HALF:
-            return address < FIRST_MARKER
+            return address < FIRST_MARKER and address >> 12 != VSYSCALL_PAGE
         return self._statics is not None and self._statics.is_kernel(address)
 
     def _decide(self, address: int, time_ns: int) -> Frame | Reason:

@@ -29,6 +29,10 @@ OOL = "ool"
 #: The module name the kernel itself gives to everything BPF (kernel/kallsyms.c).
 BPF_MODULE = "[bpf]"
 
+#: x86's [vsyscall], which user code runs in the upper half, at a fixed address (VSYSCALL_ADDR
+#: in uapi/asm/vsyscall.h). Nobody else has code there.
+VSYSCALL_PAGE = 0xFFFF_FFFF_FF60_0
+
 #: How certain a name is. EXACT: no other symbol can have been there. GRACE: the symbol
 #: was unloaded before, but nothing has replaced it and it may still be running. GAP: changes
 #: may have been lost around that time.

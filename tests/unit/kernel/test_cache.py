@@ -64,7 +64,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def answers(file: ElfFile) -> list[object]:
-    found: list[object] = [file.build_id, file.anchor, len(file), file.is_open(TEXT + 0x100)]
+    found: list[object] = [file.build_id, file.anchors, len(file), file.is_open(TEXT + 0x100)]
     found += [file.starts.tolist(), file.aliases(TEXT + 0x1020), file.aliases(TEXT + 0x1000)]
     return found + [file.find(address) for address in ADDRESSES]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ from tests.unit.elf_files import (
     vmlinux,
 )
 
-KASLR = 0x1234_0000
+#: Whole 2 MB, as arm64 and x86 have it.
+KASLR = 0x1240_0000
 BUILD_ID = "1234"
 BASE = TEXT + 0x1000
 
@@ -144,6 +146,71 @@ def test_another_kernel_s_file_is_refused(tmp_path: Path) -> None:
     assert Image(file, TEXT, None).offset == 0
     with pytest.raises(ElfError, match="not known"):
         Image(file, None, "abcd")
+
+
+BOTH = {"_text": TEXT, "_stext": TEXT + 0x10000}
+
+
+@pytest.mark.parametrize(
+    ("linked", "kernel", "offset"),
+    [
+        ({"_stext": TEXT}, {"_stext": TEXT + 0x1C20_0000}, 0x1C20_0000),
+        ({"_stext": TEXT}, {"_text": TEXT + KASLR}, None),
+        ({"_text": TEXT}, {"_stext": TEXT + KASLR}, None),
+        (BOTH, {"_stext": TEXT + 0x10000 + KASLR}, KASLR),
+        (BOTH, {"_text": TEXT + KASLR}, KASLR),
+        (BOTH, {"_text": TEXT + KASLR, "_stext": TEXT + 0x10000 + KASLR}, KASLR),
+        (BOTH, {"_text": TEXT + KASLR, "_stext": TEXT + 0x20000 + KASLR}, None),
+        ({"_stext": TEXT}, {}, None),
+        (BOTH, {"_text": 0, "_stext": 0}, None),
+        ({"_text": TEXT}, {"_text": TEXT - 0x100_0000}, None),
+        (BOTH, {"_text": TEXT - 0x20_0000}, None),
+    ],
+)
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_the_offset_is_the_distance_of_one_symbol(
+    tmp_path: Path,
+    linked: dict[str, int],
+    kernel: dict[str, int],
+    offset: int | None,
+    is_cached: bool,
+) -> None:
+    path = tmp_path / "vmlinux"
+    path.write_bytes(vmlinux([Sym(name, at, 0, NOTYPE) for name, at in linked.items()]))
+    os.utime(path, (1, 1))
+    file = ElfFile.cached(str(path)) if is_cached else ElfFile(str(path))
+    lines = "".join(f"{at:016x} T {name}\n" for name, at in kernel.items())
+    table = Kallsyms.parse((lines + f"{'0' * 16} t other\n").encode())
+    if offset is None:
+        with pytest.raises(ElfError, match="not known; read /proc/kallsyms as root"):
+            Image(file, table.text_start, None, table)
+    else:
+        assert Image(file, table.text_start, None, table).offset == offset
+
+
+@pytest.mark.parametrize(
+    ("linked", "start", "offset"),
+    [
+        (BOTH, TEXT + KASLR, KASLR),
+        (BOTH, TEXT + 0x10000 + KASLR, KASLR),
+        (BOTH, TEXT + 0x8000 + KASLR, None),
+        (BOTH, TEXT - 0x20_0000, None),
+        ({"_stext": TEXT}, TEXT + KASLR, None),
+        ({"_text": TEXT}, TEXT + 0x4000, 0x4000),
+        ({"_text": TEXT, "_stext": TEXT}, TEXT + 0x4000, 0x4000),
+        ({}, TEXT, None),
+    ],
+)
+def test_where_a_recording_does_not_say_which_symbol_it_is(
+    tmp_path: Path, linked: dict[str, int], start: int, offset: int | None
+) -> None:
+    path = tmp_path / "vmlinux"
+    path.write_bytes(vmlinux([Sym(name, at, 0, NOTYPE) for name, at in linked.items()]))
+    if offset is None:
+        with pytest.raises(ElfError, match="not known"):
+            Image(ElfFile(str(path)), start, None)
+    else:
+        assert Image(ElfFile(str(path)), start, None).offset == offset
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ core_rows = st.tuples(
     st.sampled_from(["alpha", "beta", "__gamma", "delta.cold", "_etext", "$d", "$x.3", "s_next"]),
     st.just(""),
 )
+#: In the order in which they are listed; each is one block.
 MODULES = ["nf_tables", "fuse", "bpf", "__builtin__ftrace", "__builtin__kprobes"]
 module_rows = st.tuples(
     places.map(lambda at: at + 0x40000000),
@@ -94,7 +95,9 @@ def one_module_an_address(rows: list[Row]) -> list[Row]:
 
 
 tables = st.tuples(st.lists(core_rows, max_size=40), st.lists(module_rows, max_size=25)).map(
-    lambda both: one_module_an_address(both[0] + both[1])
+    lambda both: one_module_an_address(
+        both[0] + sorted(both[1], key=lambda row: MODULES.index(row[3]))
+    )
 )
 
 
@@ -359,6 +362,121 @@ def test_where_a_section_ends_nothing_is_called_after_it() -> None:
     assert table.find(0xFFFFFFFF81001A87) is symbols.UNKNOWN_ADDRESS
     assert table.find(0xFFFFFFFF81019E75) is symbols.UNKNOWN_ADDRESS
     assert table.find(0xFFFFFFFF81104104).name == "srso_alias_safe_ret"
+
+
+def test_every_function_of_the_running_kernel_has_its_name() -> None:
+    """The compiler's padding ``__pfx_NAME`` stands before functions alone (objtool)."""
+    try:
+        rows = rows_of(Path("/proc/kallsyms").read_text())
+    except OSError as error:
+        pytest.skip(f"/proc/kallsyms cannot be read: {error}")
+    padding = {(row[0], row[2][len("__pfx_") :]) for row in rows if row[2].startswith("__pfx_")}
+    functions = [row for row in rows if row[0] and (row[0] - 16, row[2]) in padding]
+    if not functions:
+        pytest.skip("this kernel hides its addresses, or has no such padding")
+    table = Kallsyms.load()
+    unnamed = [row for row in functions if row[2] not in table.aliases(row[0])]
+    assert not unnamed
+
+
+def test_functions_that_begin_like_linker_marks_have_names() -> None:
+    check(
+        b"ffffffff81000000 T _text\nffffffff8119d2f0 t __stop_cpus.constprop.0\n"
+        b"ffffffff81cfc650 T __stop_tty\nffffffff81cfc6c0 T start_tty\n"
+        b"ffffffff81d00000 t __start_removing_path\nffffffff81d00100 T __stop_notes\n"
+        b"ffffffff81d00100 R __start_rodata\n"
+        b"ffffffff82a00000 D __stop_notes\nffffffff82a00010 R __stop___param\n",
+        {
+            0xFFFFFFFF81CFC655: "__stop_tty+0x5",
+            0xFFFFFFFF81CFC6C5: "start_tty+0x5",
+            0xFFFFFFFF8119D2F0: "__stop_cpus.constprop.0+0x0",
+            0xFFFFFFFF81D00000: "__start_removing_path+0x0",
+            0xFFFFFFFF81D00100: "-",
+            0xFFFFFFFF82A00000: "-",
+            0xFFFFFFFF82A00014: "-",
+        },
+    )
+
+
+# -- modules' init functions, whose memory is others' ------------------------------------
+
+KEPT = (
+    b"ffffffffc13cc600 t xfs_like_a\t[fs_demo]\nffffffffc13cc900 t xfs_like_b\t[fs_demo]\n"
+    b"ffffffffc1400000 t foo_start\t[foo]\nffffffffc1400900 t foo_more\t[foo]\n"
+)
+FREED = b"ffffffffc1400450 t init_fs_demo\t[fs_demo]\n"
+SIZES = {"fs_demo": (0xFFFFFFFFC13CC000, 0x2000), "foo": (0xFFFFFFFFC1400000, 0x1000)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        KEPT + FREED,
+        KEPT + FREED + b"ffffffffc1400460 t bar_init\t[foo]\n",
+        KEPT + FREED + b"ffffffffc2000000 t bpf_prog_0123456789abcdef_p\t[bpf]\n",
+    ],
+)
+def test_a_freed_init_function_does_not_stand_before_what_is_there(text: bytes) -> None:
+    expected = {
+        0xFFFFFFFFC1400460: "foo_start+0x460 [foo]",
+        0xFFFFFFFFC1400904: "foo_more+0x4 [foo]",
+        0xFFFFFFFFC13CC904: "xfs_like_b+0x4 [fs_demo]",
+    }
+    for sizes in (None, SIZES):
+        assert check(text, expected, sizes).by_name("init_fs_demo") == []
+
+
+def test_a_freed_init_function_right_behind_its_module_is_told_by_the_module_s_place() -> None:
+    lines = KEPT.splitlines(keepends=True)
+    text = b"".join(lines[2:] + lines[:2]) + FREED
+    check(text, {0xFFFFFFFFC1400460: "foo_start+0x460 [foo]"}, SIZES)
+
+
+def test_the_order_of_a_sorted_copy_tells_nothing() -> None:
+    lines = [
+        b"ffffffffc1000000 t a_fn\t[a]\n",
+        b"ffffffffc1001000 t b_fn\t[b]\n",
+        b"ffffffffc1002000 t a_init\t[a]\n",
+    ]
+    check(
+        b"".join(lines),
+        {0xFFFFFFFFC1000004: "a_fn+0x4 [a]", 0xFFFFFFFFC1002004: "a_init+0x4 [a]"},
+    )
+
+
+def test_a_module_s_init_has_a_name_while_it_runs(tmp_path: Path) -> None:
+    table, listing = tmp_path / "kallsyms", tmp_path / "modules"
+    table.write_bytes(
+        b"ffffffffc0100000 t mod_fn\t[m]\nffffffffc0300000 t mod_init\t[m]\n"
+        b"ffffffffc0200000 d mod_data\t[m]\n"
+    )
+    for state, named in (("Loading", True), ("Live", False), ("Unloading", False)):
+        listing.write_text(f"m 8192 0 - {state} 0xffffffffc0100000\n")
+        loaded = Kallsyms.load(str(table), str(listing))
+        assert (loaded.by_name("mod_init") != []) is named, state
+        assert answer(loaded, 0xFFFFFFFFC0300004) == ("mod_init+0x4 [m]" if named else "-")
+        assert answer(loaded, 0xFFFFFFFFC0100004) == "mod_fn+0x4 [m]"
+
+
+def test_a_page_of_kprobes_gives_way_to_a_named_slot_in_it() -> None:
+    page = b"ffffffffc00d6000 t kprobe_optinsn_page\t[__builtin__kprobes]\n"
+    for slot in (b"t bpf_trampoline_1\t[bpf]\n", b"t slot\t[optprobes]\n", b"W weak\n"):
+        line = b"ffffffffc00d6000 " + slot
+        for text in (page + line, line + page):
+            found = Kallsyms.parse(text).find(0xFFFFFFFFC00D6004)
+            assert isinstance(found, symbols.Symbol)
+            assert found.name == slot[2:].split()[0].decode()
+
+
+def test_the_vsyscall_page_is_no_kernel_s() -> None:
+    table = Kallsyms.parse(
+        b"ffffffff81000000 T _text\nffffffffff5fffff t before\nffffffffff600000 t inside\n"
+        b"ffffffffff601000 t behind\n"
+    )
+    for address in (0xFFFFFFFFFF600000, 0xFFFFFFFFFF600400, 0xFFFFFFFFFF600FFF):
+        assert not table.is_kernel(address)
+        assert table.find(address) is symbols.UNKNOWN_ADDRESS
+    assert answer(table, 0xFFFFFFFFFF601000) == "behind+0x0"
 
 
 # -- tables that misled other tools, each with its right answers -----------------------

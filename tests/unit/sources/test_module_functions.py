@@ -112,7 +112,7 @@ def test_a_module_from_elsewhere_has_no_file(tmp_path: Path) -> None:
 def functions_in(folder: Path, table: str) -> dict:
     path = folder / "kallsyms"
     path.write_text(table)
-    return kallsyms.functions_by_module(str(path))
+    return kallsyms.functions_by_module(str(path), str(folder / "modules"))
 
 
 def test_kallsyms_tells_up_to_the_first_line_of_bpf(tmp_path: Path) -> None:
@@ -140,10 +140,10 @@ def question(name: str, base: int = BASE, size: int = 0x4000) -> module_function
     return name, base, size, {}, None
 
 
-def answered(tmp_path: Path, *questions: module_functions.Question) -> list:
-    table = tmp_path / "kallsyms"
-    table.write_text(TABLE)
-    return module_functions.answers(list(questions), "6.0-test", str(table))
+def answered(tmp_path: Path, *questions: module_functions.Question, table: str = TABLE) -> list:
+    path, listing = tmp_path / "kallsyms", tmp_path / "modules"
+    path.write_text(table)
+    return module_functions.answers(list(questions), "6.0-test", str(path), str(listing))
 
 
 def test_without_a_file_kallsyms_answers_in_order(tmp_path: Path) -> None:
@@ -155,6 +155,22 @@ def test_without_a_file_kallsyms_answers_in_order(tmp_path: Path) -> None:
     assert before < when < time.monotonic_ns()
     assert PackedFunctions(data).names(0x205) == ["cleanup_module", "m_exit"]
     assert lost[0] == "the kernel does not tell its functions"
+
+
+def test_init_functions_that_were_freed_are_not_its(tmp_path: Path) -> None:
+    """ftrace's names of them follow all modules, or the module itself where it is the last."""
+    freed = f"{BASE + 0x3_0000:016x} t init_module\t[m]\n{BASE - 0x2000:016x} t helper\t[m]\n"
+    module, bpf = TABLE.split("ffffffffc2000000")
+    bpf = "ffffffffc2000000" + bpf
+    ((_, _, code, _),) = answered(tmp_path, question("m"))
+    (tmp_path / "modules").write_text(f"m 16384 0 - Live {BASE:#x}\n")
+    lonely = next(line for line in module.splitlines(True) if "lonely" in line)
+    for table in (module + freed + bpf, module.replace(lonely, "") + freed + bpf):
+        ((problem, _, found, init),) = answered(tmp_path, question("m"), table=table)
+        assert (problem, init) == ("", (0, 0, b""))
+        assert found[:1] == code[:1]
+        names = [PackedFunctions(found[2]).names(at)[0] for at in (0, 0x15, 0x80, 0x200)]
+        assert names == ["__pfx_first", "first", "second", "cleanup_module"]
 
 
 @pytest.mark.parametrize(("base", "size"), [(BASE + 0x1000, 0x4000), (BASE, 0x800)])
