@@ -37,7 +37,7 @@ from ksym_plugin.timeline.symbols import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from ksym_plugin.kernel.dwarf import ImageLines
@@ -45,11 +45,19 @@ if TYPE_CHECKING:
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.output import Output, Piece
 
+    #: An entry of a callchain, as perf hands it over.
+    Node = dict[str, Any]
+
 FORMATS = ("text", "folded", "svg", "speedscope", "report")
 #: These tell of source lines without being asked to.
 _LINED = ("svg", "speedscope", "report")
 _KERNEL_HALF = 1 << 63
 _GUEST = "[guest."
+#: A page of the user's at a kernel's address.
+_VSYSCALL = "[vsyscall]"
+#: PERF_RECORD_MISC_USER (linux/perf_event.h). Above it are a hypervisor, which perf cannot tell
+#: from a guest, and guests.
+_USER_MODE = 2
 
 
 class Options:
@@ -120,7 +128,10 @@ class Handler:
         self._session = session.open_session(options.history, data_path, self.recorded)
         self._past = self._session.lookup
         self._has_modules = self._past is not None and self._past.has_modules
-        self._monotonic = SampleClock(options.clock, self._session.clock_map).monotonic
+        self._clock = SampleClock(options.clock, self._session.clock_map)
+        #: Waits until a history that is being written covers a time.
+        self._follow = self._session.follower()
+        self._covered = 0
         self._image: Image | None = None
         self._kernel_lines: ImageLines | None = None
         try:
@@ -188,32 +199,46 @@ class Handler:
 
     def _pieces(self, event: dict[str, Any]) -> list[Piece]:
         """The frames of a sample as pieces of the output, leaf first."""
-        # From PERF_RECORD_MISC_GUEST_KERNEL on: what a virtual machine was at.
-        if event["sample"].get("cpumode", 0) > 3:
+        mode = event["sample"].get("cpumode", 0)
+        if mode > _USER_MODE:
             return self._as_perf_had_it(event)
+        chain = event.get("callchain") or ()
+        nodes = iter(chain or (_leaf(event),))
+        pieces = [] if mode == _USER_MODE else self._kernel_part(event, chain, nodes)
+        pieces.extend(map(self._user, nodes))
+        return pieces
+
+    def _kernel_part(
+        self,
+        event: dict[str, Any],
+        chain: Sequence[Node],
+        nodes: Iterator[Node],
+    ) -> list[Piece]:
+        """The frames of a sample up to the first user frame; these are taken from ``nodes``.
+
+        What is behind that was read from a user's stack. It is not the kernel's, whatever it
+        looks like.
+        """
+        pieces: list[Piece] = []
+        time_ns = None if self._follow is None else self._time(event)
         frames = self._core
         core, callers = frames.leaves, frames.callers
-        user = self._user
-        pieces: list[Piece] = []
-        time_ns: int | None = None
         confirmed = 0
-        chain = event.get("callchain")
-        for node in chain or (_leaf(event),):
+        for node in nodes:
             address = node["ip"]
             piece = core.get(address)
             if piece is not None:
                 confirmed += 1
-            elif address < _KERNEL_HALF:
-                piece = user(node)
-            elif address >= FIRST_MARKER:
-                continue
+            elif not _KERNEL_HALF <= address < FIRST_MARKER or node.get("dso") == _VSYSCALL:
+                pieces.append(self._user(node))
+                break
             else:
                 if time_ns is None:
-                    time_ns = self._monotonic(event)
+                    time_ns = self._time(event)
                 cache = self._callers if pieces else self._leaves
                 piece = cache.find(node, time_ns)
                 if piece is None:
-                    piece = self._kernel(node, time_ns, not pieces, chain or ())
+                    piece = self._kernel(node, time_ns, not pieces, chain)
             pieces.append(piece)
             core = callers
         self.tally.confirmed += confirmed
@@ -221,9 +246,7 @@ class Handler:
             frames.keep(bool(chain))
         return pieces
 
-    def _kernel(
-        self, node: dict[str, Any], time_ns: int, is_leaf: bool, chain: Sequence[dict[str, Any]]
-    ) -> Piece:
+    def _kernel(self, node: Node, time_ns: int, is_leaf: bool, chain: Sequence[Node]) -> Piece:
         address, symbol, dso = node["ip"], node.get("sym"), node.get("dso") or ""
         if dso.startswith(_GUEST):  # looks like this kernel's, but is another's
             return self._by_perf(node)
@@ -282,7 +305,7 @@ class Handler:
             self.tally.failed("cut short", error)
         return pieces
 
-    def _by_perf(self, node: dict[str, Any]) -> Piece:
+    def _by_perf(self, node: Node) -> Piece:
         address, symbol = node["ip"], node.get("sym")
         if address < _KERNEL_HALF:
             return self._output.user(node)
@@ -290,6 +313,18 @@ class Handler:
         return self._output.kernel(
             address, name, node.get("sym_off"), strip_nul(node.get("dso") or "")
         )
+
+    def _time(self, event: dict[str, Any]) -> int:
+        """When a sample was taken, CLOCK_MONOTONIC ns. A history that is written covers it then."""
+        time_ns = self._clock.monotonic(event)
+        if self._follow is None or time_ns <= self._covered:
+            return time_ns
+        self._covered, self._clock.clock_map = self._follow(time_ns)
+        # Symbols may have come where none had been.
+        self._core = CoreFrames(self._kernel_lines is not None)
+        if time_ns > self._covered:  # The recorder does not get on, or has ended: never wait again.
+            self._follow = None
+        return self._clock.monotonic(event)
 
     def _load_statics(self) -> None:
         """This boot's kallsyms, once a frame wants it: perf mostly names those itself."""
@@ -299,9 +334,9 @@ class Handler:
             self._resolver = Resolver(self._past, statics)
 
 
-def _leaf(event: dict[str, Any]) -> dict[str, Any]:
+def _leaf(event: dict[str, Any]) -> Node:
     """The only frame of a sample without a callchain, in the shape of a callchain's."""
-    node: dict[str, Any] = {"ip": event["sample"].get("ip", 0), "dso": event.get("dso")}
+    node: Node = {"ip": event["sample"].get("ip", 0), "dso": event.get("dso")}
     if event.get("symbol"):
         offset = event.get("symoff")
         node["sym"] = {"name": event["symbol"], "start": node["ip"] - (offset or 0)}
@@ -309,7 +344,7 @@ def _leaf(event: dict[str, Any]) -> dict[str, Any]:
     return node
 
 
-def _around(node: dict[str, Any], chain: Sequence[dict[str, Any]]) -> str:
+def _around(node: Node, chain: Sequence[Node]) -> str:
     """perf's name of the function that a frame is inlined into: it follows, at one address."""
     name, is_behind = "", False
     for other in chain:

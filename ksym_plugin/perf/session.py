@@ -144,9 +144,9 @@ class Session:
         from ksym_plugin.perf.repaint import Renamer
 
         running = (lambda: (None, statics())) if self.is_this_boot else None
-        return Renamer(self.lookup, self.clock_map, clock, running, follow=self._follower())
+        return Renamer(self.lookup, self.clock_map, clock, running, follow=self.follower())
 
-    def _follower(self) -> Callable[[int], tuple[int, ClockMap]] | None:
+    def follower(self) -> Callable[[int], tuple[int, ClockMap]] | None:
         """For a history that is being written: waits until it covers a time."""
         history = self.history
         if history is None or not any(run.writing for run in history.sessions):
@@ -279,7 +279,7 @@ class SampleClock:
 
     def __init__(self, clock: str | None, clock_map: ClockMap | None) -> None:
         self._clock = clock
-        self._clock_map = clock_map
+        self.clock_map = clock_map
         self._clocks: dict[str, str | None] = {}
         self._has_warned = False
 
@@ -290,16 +290,16 @@ class SampleClock:
         if clock == "":
             clock = self._clocks[name] = self._clock_of(event)
         stamp = event["sample"].get("time") or 0
-        if not 0 < stamp < _NO_TIME or clock is None or self._clock_map is None:
+        if not 0 < stamp < _NO_TIME or clock is None or self.clock_map is None:
             return _OUTSIDE
-        return self._clock_map.to_monotonic(clock, stamp)
+        return self.clock_map.to_monotonic(clock, stamp)
 
     def _clock_of(self, event: dict[str, Any]) -> str | None:
         """The clock of an event's samples; None, and one message, if it cannot be placed."""
         clock = self._clock or clock_of_attr(event.get("attr") or b"")
-        if self._clock_map is None:
+        if self.clock_map is None:
             return clock
-        if clock is not None and self._clock_map.knows(clock):
+        if clock is not None and self.clock_map.knows(clock):
             return clock
         if not self._has_warned:
             self._has_warned = True

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import MONOTONIC, Instant
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf import program as module
 from ksym_plugin.perf.data import Recorded
 from ksym_plugin.perf.handler import Handler, Options
-from ksym_plugin.timeline.symbols import AMONG_BPF, UNKNOWN_ADDRESS, Load, Loss, Symbol
+from ksym_plugin.timeline.symbols import AMONG_BPF, UNKNOWN_ADDRESS, Load, Loss, Symbol, Unload
+from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import BASE, load, unload
 from tests.unit.history.test_history import record
 from tests.unit.perf_events import (
@@ -238,11 +240,52 @@ def test_user_frames_are_perf_s(run: Run) -> None:
     assert "0 kernel frames" in run.said
 
 
-def test_context_markers_are_no_frames(run: Run) -> None:
-    markers = [node((1 << 64) - number) for number in (32, 128, 512, 2048, 4095)]
-    assert run.feed(event(*markers, bpf(BASE + 8, A, 8), time=5 * SECOND)) == [
-        frame(BASE + 8, f"{A}+0x8 ([bpf])")
+END_OF_STACK = (1 << 64) - 1
+
+
+def test_nothing_behind_a_user_address_is_the_kernel_s(run: Run) -> None:
+    """What is found in a user's stack may look like anything; perf says where it looked."""
+    garbage = node(BASE + 8)
+    main = node(0x7F00_0000_1234, "main", 4, "/x/a", base=0x7F00_0000_0000)
+    chain = bpf(BASE + 8, A, 8), main, garbage, node(CORE + 4), node(END_OF_STACK)
+    shown = [
+        frame(0x1234, "main+0x4 (/x/a)"),
+        *(frame(one["ip"], "[unknown] ([unknown])") for one in chain[2:]),
     ]
+    known = frame(BASE + 8, f"{A}+0x8 ([bpf])")
+    assert run.feed(event(*chain, time=5 * SECOND)) == [known, *shown]
+    assert "1 kernel frames: 1 confirmed" in run.said
+    assert run.feed(event(*chain[1:], time=5 * SECOND)) == shown
+    assert "0 kernel frames" in run.said
+
+
+def test_a_sample_of_a_user_has_no_kernel_s_part(run: Run) -> None:
+    chain = node(BASE + 8), node(CORE + 4, "f", 4, VMLINUX), node(END_OF_STACK)
+    known = event(node(CORE + 4, "f", 4, VMLINUX), time=5 * SECOND)
+    lines = run.feed(known, event(*chain, time=5 * SECOND, cpumode=USER))
+    assert lines[1] == frame(BASE + 8, "[unknown] ([unknown])")
+    assert lines[3] == frame(END_OF_STACK, "[unknown] ([unknown])")
+    assert "1 kernel frames: 1 confirmed" in run.said
+
+
+def test_a_stack_that_cannot_be_unwound_ends_at_once(run: Run) -> None:
+    chain = bpf(BASE + 8, A, 8), node(END_OF_STACK), node(BASE + 8)
+    assert run.feed(event(*chain, time=5 * SECOND)) == [
+        frame(BASE + 8, f"{A}+0x8 ([bpf])"),
+        frame(END_OF_STACK, "[unknown] ([unknown])"),
+        frame(BASE + 8, "[unknown] ([unknown])"),
+    ]
+
+
+def test_the_vsyscall_page_is_the_user_s(run: Run) -> None:
+    page = 0xFFFF_FFFF_FF60_0000
+    chain = node(CORE + 4, "f", 4, VMLINUX), node(page + 4, dso="[vsyscall]"), node(BASE + 8)
+    assert run.feed(event(*chain, time=5 * SECOND)) == [
+        frame(CORE + 4, f"f+0x4 ({VMLINUX})"),
+        frame(page + 4, "[unknown] ([vsyscall])"),
+        frame(BASE + 8, "[unknown] ([unknown])"),
+    ]
+    assert "1 kernel frames: 1 confirmed" in run.said
 
 
 @pytest.mark.parametrize("dso", ["[guest.kernel.kallsyms]", "[guest.kernel.kallsyms.4242]"])
@@ -364,8 +407,6 @@ def test_a_kept_frame_never_hides_bpf(run: Run, dso: str) -> None:
 
 def clocked(tmp_path: Path, perf: int | None) -> str:
     """A history whose clocks are read once: boot time a minute ahead, real time far."""
-    from ksym_plugin.history.writer import HistoryWriter
-
     path = str(tmp_path / "clocks.db")
     writer = HistoryWriter(path, "test", 0, None)
     record_into(writer)
@@ -375,8 +416,6 @@ def clocked(tmp_path: Path, perf: int | None) -> str:
 
 
 def record_into(writer: Any) -> None:
-    from ksym_plugin.timeline.timeline import Timeline
-
     timeline = Timeline()
     for change in CHANGES:
         lifetime = timeline.apply(change)
@@ -427,6 +466,56 @@ def test_a_sample_without_a_time_stays_as_perf_has_it(run: Run, stamp: int | Non
     assert "1 BPF frames are as perf had them, unverified" in run.said
 
 
+# A history that is being written
+
+
+def test_samples_wait_until_the_history_covers_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The writes and their order are the truth: a program a turn, each at the same address."""
+    begin, turn, programs = time.monotonic_ns(), SECOND // 50, 9
+    path = str(tmp_path / "growing.db")
+    writer = HistoryWriter(path, "test", begin, None)
+    timeline = Timeline()
+    names = [f"bpf_prog_{number:016x}_p" for number in range(programs)]
+    changes: list[Load | Unload] = []
+    for at, name in enumerate(names, 1):
+        changes.append(load(BASE, 64, name, begin + at * turn))
+        changes.append(unload(BASE, begin + at * turn + turn - 1, name))
+    committed = begin
+
+    def record_on(_seconds: float) -> None:
+        nonlocal committed
+        committed = min(committed + turn // 3, begin + (programs + 1) * turn)
+        while changes and changes[0].earliest <= committed:
+            lifetime = timeline.apply(changes.pop(0))
+            if lifetime is not None:
+                writer.note(lifetime)
+        writer.commit(committed)
+
+    monkeypatch.setattr(time, "sleep", record_on)
+    handler = Handler(Options(path, MONOTONIC, "text"), None)
+    assert len(changes) > programs
+    # perf takes the address for the core image's; that is not cached for what comes later.
+    for at in range(4 * (programs + 1)):
+        taken = begin + at * turn // 4 + 1
+        handler.process_event(event(node(BASE + 8, "_einittext", 9, VMLINUX), time=taken))
+    monkeypatch.setattr("ksym_plugin.history.reader.HEARTBEAT", SECOND // 100)
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    given_up = []
+    for _ in range(9):
+        handler.process_event(event(bpf(BASE + 8, A, 8), time=begin + 2 * programs * turn))
+        given_up.append(len(waits))
+    handler.trace_end()
+    writer.close(begin + programs * turn)
+    printed = [line.split()[1] for line in capsys.readouterr().out.splitlines() if "\t" in line]
+    expected = ["_einittext+0x9"] * 4 + [f"{name}+0x8" for name in names for _ in range(4)]
+    # The writer does not get on: that is waited for once, and perf's names stand.
+    assert printed == expected + [f"{A}+0x8"] * 9
+    assert 0 < given_up[0] == given_up[-1]
+
+
 # Which history
 
 
@@ -454,8 +543,6 @@ def test_the_history_of_another_kernel_is_refused(
     known: dict[str, Any],
     is_explicit: bool,
 ) -> None:
-    from ksym_plugin.history.writer import HistoryWriter
-
     path = str(tmp_path / "ksym.db")
     monkeypatch.setattr(identity, "build_id", lambda *_: "ab" * 20)
     HistoryWriter(path, "test", 0, CORE).close(HOUR)
