@@ -9,8 +9,10 @@ import click
 
 from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import say
+from ksym_plugin.history.locate import Choice
 from ksym_plugin.perf.repaint import Annotator
 from ksym_plugin.perf.repair import Repairer
+from ksym_plugin.perf.session import open_history
 from ksym_plugin.perf.text import Cutter
 
 if TYPE_CHECKING:
@@ -29,9 +31,7 @@ if TYPE_CHECKING:
 @click.option("--folded", is_flag=True, help="The text is folded stacks that hold addresses.")
 @options.at
 @click.argument("file", default="-")
-def command(
-    history: str | None, clock: str | None, folded: bool, at: int | None, file: str
-) -> None:
+def command(history: Choice, clock: str | None, folded: bool, at: int | None, file: str) -> None:
     """Print perf script's text, from FILE or stdin, with every kernel frame named as it was.
 
     What is not a kernel frame passes byte for byte, as it comes. perf cuts its times off
@@ -51,7 +51,7 @@ def command(
             _annotate(text, history, clock)
 
 
-def _annotate(text: inputs.Text, history: str | None, clock: str | None) -> None:
+def _annotate(text: inputs.Text, history: Choice, clock: str | None) -> None:
     with inputs.renamer(text, history, clock) as by_history:
         renamer = by_history or inputs.live_renamer()
         annotator = Annotator(renamer)
@@ -71,8 +71,8 @@ def _say_tally(renamer: Renamer) -> None:
         say("nothing was repaired; if this is folded stacks, say --folded")
 
 
-def _repair(text: inputs.Text, history: str | None, at: int | None, clock: str | None) -> None:
-    with inputs.open_history(history) as session:
+def _repair(text: inputs.Text, history: Choice, at: int | None, clock: str | None) -> None:
+    with open_history(history) as session:
         if session.history is None:
             raise inputs.no_history()
         time_ns = None if at is None else session.time(at, clock)

@@ -52,7 +52,7 @@ class Check(NamedTuple):
 @options.history
 @options.as_json
 @click.pass_context
-def command(ctx: click.Context, history: str | None, as_json: bool) -> None:
+def command(ctx: click.Context, history: locate.Choice, as_json: bool) -> None:
     """Say what this kernel and this user allow, and how to get what is missing.
 
     The exit status is 0 if recording is possible.
@@ -69,7 +69,7 @@ def command(ctx: click.Context, history: str | None, as_json: bool) -> None:
     ctx.exit(0 if can_record else 1)
 
 
-def _checks(history: str | None) -> Iterator[Check]:
+def _checks(history: locate.Choice) -> Iterator[Check]:
     for name in NAMES:
         seconds = _COMPILE_SECONDS if name in _COMPILED else _ASK_SECONDS
         yield _check(f"source {name}", partial(_source, name), seconds)
@@ -141,12 +141,12 @@ def _perf() -> str:
     return "runs Python scripts"
 
 
-def _history(explicit: str | None) -> str:
-    path = locate.find(explicit, None)
+def _history(choice: locate.Choice) -> str:
+    path = locate.find(choice, None)
     if path is None:
         raise HistoryError("there is none yet", "make one with: ksym record")
     with History(path) as history:
-        boot = locate.choose_boot(history.boots())
+        boot = locate.preferred(history.boots())
         if boot is None:
             raise HistoryError(f"{path} is empty", "fill it with: ksym record")
         if boot.boot_id != identity.boot_id():

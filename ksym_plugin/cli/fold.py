@@ -12,6 +12,7 @@ import click
 
 from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import plural, say
+from ksym_plugin.history.locate import Choice
 from ksym_plugin.kernel.worker import Worker
 from ksym_plugin.perf import text as grammar
 from ksym_plugin.perf.fold import Folder, FoldOptions, Sums
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     Range = tuple[int, int]
     #: ``--history`` and ``--clock``.
-    Naming = tuple[Optional[str], Optional[str]]
+    Naming = tuple[Choice, Optional[str]]
     #: A part's stacks, its tally, and why the running system was not asked.
     Folded = tuple[Sums, Optional[Tally], str]
 
@@ -170,7 +171,7 @@ def _say_nothing(_: str) -> None:
 @click.argument("file", default="-")
 def command(
     *,
-    history: str | None,
+    history: Choice,
     clock: str | None,
     kernel: bool,
     jit: bool,

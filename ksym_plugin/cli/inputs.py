@@ -20,7 +20,7 @@ from ksym_plugin.kernel.vmlinux import check_image, open_image, open_lines
 from ksym_plugin.perf import data, session
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.repaint import Renamer
-from ksym_plugin.perf.session import VARIABLE, Live, Session
+from ksym_plugin.perf.session import VARIABLE, Live
 from ksym_plugin.perf.text import BOM
 from ksym_plugin.timeline.errors import HistoryError, KallsymsError, KsymError, SourceError
 from ksym_plugin.timeline.symbols import Lifetime
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO
 
+    from ksym_plugin.history.locate import Choice
     from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.kernel.dwarf import ImageLines
     from ksym_plugin.kernel.vmlinux import Image
@@ -81,14 +82,6 @@ def kallsyms(needed: bool) -> Kallsyms | None:
         say(f"only BPF symbols have names here: {error}")
         return None
     return table
-
-
-def open_history(explicit: str | None) -> Session:
-    """The session of one boot in the history, of this one if it is there; empty without a history.
-
-    A message says which boot of several it is, and what the history lacks.
-    """
-    return session.open_history(locate.find(explicit, None), say)
 
 
 def no_history() -> KsymError:
@@ -216,11 +209,10 @@ def open_text(path: str) -> Iterator[Text]:
 
 @contextlib.contextmanager
 def renamer(
-    text: Text, history: str | None, clock: str | None, message: Callable[[str], None] = say
+    text: Text, history: Choice, clock: str | None, message: Callable[[str], None] = say
 ) -> Iterator[Renamer | None]:
     """A renamer of a text's frames by the history; None if there is no history."""
-    path = locate.find(history, None)
-    if path is None:
+    if locate.find(history, None) is None:
         yield None
         return
     chosen = clock or text.clock
@@ -229,8 +221,8 @@ def renamer(
             "the text's times are on a clock that a history cannot place",
             "record with: perf record -k CLOCK_MONOTONIC",
         )
-    origin = locate.Origin("text", release=text.release, host=text.host)
-    with session.open_history(path, message, origin) as of_boot:
+    origin = locate.Origin("text", release=text.release, host=text.host, times={})
+    with session.open_history(history, None, origin, message) as of_boot:
         yield of_boot.renamer(chosen, partial(kallsyms, needed=False))
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Callable, TypeVar
 
 import click
 
+from ksym_plugin.history.locate import Choice
 from ksym_plugin.kernel.clocks import CLOCKS
+
+Command = TypeVar("Command", bound=Callable[..., object])
 
 SECOND = 1_000_000_000
 _SECONDS = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,9}))?:?", re.ASCII)
@@ -69,12 +73,29 @@ def glob(pattern: str) -> str:
     return pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
 
 
-history = click.option(
-    "-H",
-    "--history",
-    metavar="FILE",
-    help="The history; else $KSYM_HISTORY, ksym.db here, or the system's.",
-)
+_BOOT = "ksym.boot"
+
+
+def history(command: Command) -> Command:
+    """``--history`` and ``--boot``: a ``locate.Choice`` as ``history``."""
+    file = click.option(
+        "-H",
+        "--history",
+        metavar="FILE",
+        callback=lambda context, _, path: Choice(path, context.meta.get(_BOOT)),
+        help="The history; else $KSYM_HISTORY, ksym.db here, or the system's.",
+    )
+    boot = click.option(
+        "--boot",
+        metavar="BOOT",
+        is_eager=True,  # It comes before the file, with which it makes one value.
+        expose_value=False,
+        callback=lambda context, _, boot: context.meta.__setitem__(_BOOT, boot),
+        help="The boot in it, by number or id, where data does not tell which it is from.",
+    )
+    return file(boot(command))
+
+
 at = click.option(
     "--at",
     type=point,

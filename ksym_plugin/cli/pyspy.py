@@ -65,7 +65,7 @@ class Files(NamedTuple):
     pyspy: str
     log: str | None
     info: RecordingInfo
-    history: str | None
+    history: locate.Choice
 
 
 def target_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -154,7 +154,7 @@ def record(
     native: bool,
     subprocesses: bool,
     keep: str | None,
-    history: str | None,
+    history: locate.Choice,
     targets: Targets,
     command: tuple[str, ...],
 ) -> None:
@@ -180,7 +180,7 @@ def record(
             duration = duration or _SECONDS
         samplers = stack.enter_context(pyspy_record.Sampling(folder, pid, how, signals))
         own = samplers.path("ksym.db")
-        if history is None:
+        if history.path is None:
             samplers.start_recorder(own)
         samplers.start_perf()
         if started is not None:
@@ -202,7 +202,7 @@ def record(
             samplers.path(pyspy_record.PYSPY),
             samplers.path(pyspy_record.LOG),
             samplers.info,
-            history or (own if os.path.exists(own) else None),
+            locate.Choice(history.path or (own if os.path.exists(own) else None), history.boot),
         )
         targets.write(graft_files(files, targets.force), f"process {pid}")
     ctx.exit(status)
@@ -250,7 +250,7 @@ def graft(
     pyspy: str,
     log: str | None,
     session: str | None,
-    history: str | None,
+    history: locate.Choice,
     targets: Targets,
 ) -> None:
     """Put together what perf and py-spy recorded of one process at the same time.
@@ -345,9 +345,11 @@ def _shift(files: Files, reader: Reader) -> int:
 
 def _perf_samples(files: Files) -> tuple[Reader, list[Hit]]:
     """perf's samples, with kernel frames named by the history if there is one."""
-    history = locate.find(files.history, files.perf)
+    history = locate.Choice(locate.find(files.history, files.perf), files.history.boot)
     with _perf_text(files.perf) as text, contextlib.ExitStack() as stack:
-        renamer = stack.enter_context(inputs.renamer(text, history, None)) if history else None
+        renamer = None
+        if history.path is not None:
+            renamer = stack.enter_context(inputs.renamer(text, history, None))
         reader = pyspy_perf.Reader(renamer)
         return reader, list(reader.read(text.pieces()))
 

@@ -14,6 +14,7 @@ import click
 from ksym_plugin.cli import options
 from ksym_plugin.cli.output import Failure, say, write_json, write_lines
 from ksym_plugin.cli.script import handler_call
+from ksym_plugin.history.locate import Choice
 from ksym_plugin.perf import report
 from ksym_plugin.perf.data import is_piped
 from ksym_plugin.stacks.account import lived, loader
@@ -72,7 +73,7 @@ _SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def command(
     *,
     data: str | None,
-    history: str | None,
+    history: Choice,
     clock: str | None,
     event: str | None,
     sort: str,
@@ -108,7 +109,7 @@ def command(
 
 
 def account(
-    data: str | None, history: str | None, clock: str | None, perf_options: tuple[str, ...]
+    data: str | None, history: Choice, clock: str | None, perf_options: tuple[str, ...]
 ) -> tuple[list[dict[str, Any]], int]:
     """What is counted of a perf.data, one of each event, and perf's exit status.
 
@@ -121,7 +122,7 @@ def account(
     return by_handler(data, history, clock, perf_options)
 
 
-def _without_perf(path: str, history: str | None, clock: str | None) -> list[dict[str, Any]] | None:
+def _without_perf(path: str, history: Choice, clock: str | None) -> list[dict[str, Any]] | None:
     """None where perf has to read it: then the handler says what there is to say."""
     with contextlib.redirect_stderr(io.StringIO()) as told:
         try:
@@ -133,7 +134,7 @@ def _without_perf(path: str, history: str | None, clock: str | None) -> list[dic
 
 
 def by_handler(
-    data: str | None, history: str | None, clock: str | None, perf_options: tuple[str, ...] = ()
+    data: str | None, history: Choice, clock: str | None, perf_options: tuple[str, ...] = ()
 ) -> tuple[list[dict[str, Any]], int]:
     """The same by the handler within perf script. KsymError if it cannot run."""
     call, environment = handler_call(data, history, "report", clock, perf_options)

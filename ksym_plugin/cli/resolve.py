@@ -11,9 +11,9 @@ import click
 
 from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import Dial, hexadecimal, say, write_json, write_lines
-from ksym_plugin.history.locate import describe
+from ksym_plugin.history.locate import Choice, describe
 from ksym_plugin.kernel.bpf_prog import LiveLines
-from ksym_plugin.perf.session import Live
+from ksym_plugin.perf.session import Live, open_history
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import Locator, Resolver
 from ksym_plugin.timeline.symbols import EXACT, Frame
@@ -46,7 +46,7 @@ _DIGITS = frozenset(string.hexdigits)
 @options.as_json
 @click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 def command(
-    history: str | None,
+    history: Choice,
     at: int | None,
     clock: str | None,
     chain: bool,
@@ -61,7 +61,7 @@ def command(
     system answers. BPF programs that were compiled with -g come with the source line of
     the instruction; in a chain, callers with that of the call.
     """
-    with inputs.open_history(history) as session, contextlib.ExitStack() as stack:
+    with open_history(history) as session, contextlib.ExitStack() as stack:
         lookup: Lookup | None = session.lookup
         if session.history is not None:
             time_ns, statics = _recorded(session, session.history, at, clock, vmlinux is not None)

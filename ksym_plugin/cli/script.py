@@ -18,7 +18,7 @@ from ksym_plugin.timeline.errors import KsymError
 
 #: Tells the handler, which perf's own interpreter runs, where this package is.
 PACKAGE = "KSYM_PACKAGE"
-_OURS = ("-i", "-H", "--input", "--history", "--format", "--clock", "--vmlinux")
+_OURS = ("-i", "-H", "--input", "--history", "--boot", "--format", "--clock", "--vmlinux")
 _FLAGS = ("-h", "--help", "--lines")
 _VERSION_SECONDS = 20
 
@@ -82,7 +82,7 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
 @click.argument("perf_options", nargs=-1, type=click.UNPROCESSED, metavar="[PERF OPTIONS]...")
 def command(
     data: str | None,
-    history: str | None,
+    history: locate.Choice,
     form: str,
     with_lines: bool,
     image: str | None,
@@ -115,7 +115,7 @@ def command(
 
 def handler_call(
     data: str | None,
-    history: str | None,
+    history: locate.Choice,
     form: str,
     clock: str | None,
     perf_options: tuple[str, ...],
@@ -135,6 +135,8 @@ def handler_call(
     found = locate.find(history, data)
     if found is not None:
         call += ["--history", found]
+    if history.boot is not None:
+        call += ["--boot", history.boot]
     if clock is not None:
         call += ["--clock", clock]
     require_python()

@@ -9,9 +9,9 @@ import click
 
 from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import Dial, hexadecimal, plural, write_json, write_lines
-from ksym_plugin.history.locate import describe
+from ksym_plugin.history.locate import Choice, describe
 from ksym_plugin.kernel import identity
-from ksym_plugin.perf.session import clocks_now
+from ksym_plugin.perf.session import clocks_now, open_history
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ _HEAD = _ROW.format("START", "SIZE", "PROGRAM", "LOADED", "UNLOADED", "NAME")
 @options.as_json
 @click.argument("pattern", default="")
 def command(
-    history: str | None,
+    history: Choice,
     at: int | None,
     clock: str | None,
     everything: bool,
@@ -51,7 +51,7 @@ def command(
     """
     if everything and at is not None:
         raise click.UsageError("--all has no use for --at")
-    with inputs.open_history(history) as session:
+    with open_history(history) as session:
         recorded = session.history
         if recorded is None:
             _show_live(everything or at is not None, clock, as_json, pattern)

@@ -200,6 +200,12 @@ class BootHistory:
         at = bisect_right(self._uncovered_starts, time_ns) - 1
         return at >= 0 and time_ns > self._uncovered[at][1]
 
+    def overlaps(self, since: int, until: int) -> bool:
+        """Whether a session was recording at any time from ``since`` to ``until``."""
+        return any(
+            run.started <= until and (run.writing or since <= run.covered) for run in self.sessions
+        )
+
     def clock_map(self) -> ClockMap:
         """The instants at which the recorder read all clocks."""
         return ClockMap(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
+from ksym_plugin.history.locate import Choice
 from ksym_plugin.kernel.clocks import CLOCKS
 from ksym_plugin.perf import data, session
 from ksym_plugin.perf.frame_cache import CoreFrames, LifetimeFrames
@@ -67,17 +68,23 @@ class Options:
     ``input`` is the perf.data that a script reads itself, where it is a program of its own.
     """
 
-    __slots__ = ("clock", "format", "history", "input", "lines", "vmlinux")
+    __slots__ = ("boot", "clock", "format", "history", "input", "lines", "vmlinux")
 
     def __init__(
         self, history: str | None, clock: str | None, format: str, input: str | None = None
     ) -> None:
         self.history = history
+        self.boot: str | None = None
         self.clock = clock
         self.format = format
         self.input = input
         self.lines = False
         self.vmlinux: str | None = None
+
+    @property
+    def choice(self) -> Choice:
+        """The history and the boot that are asked for."""
+        return Choice(self.history, self.boot)
 
     @property
     def wants_lines(self) -> bool:
@@ -96,6 +103,7 @@ def parse(arguments: list[str], is_embedded: bool = True) -> Options:
     parser.add_argument(
         "-H", "--history", metavar="FILE", help="what ksym record wrote (default: see ksym script)"
     )
+    parser.add_argument("--boot", help="the boot in it, by number or id")
     parser.add_argument(
         "--clock", choices=CLOCKS, help="the clock of the samples, if perf does not tell it"
     )
@@ -125,7 +133,9 @@ class Handler:
         self._user = self._output.user
         #: Whether some of the output could not be written.
         self.is_cut_short = False
-        self._session = session.open_session(options.history, data_path, self.recorded)
+        self._session = session.open_session(
+            options.choice, data_path, self.recorded, options.clock
+        )
         self._past = self._session.lookup
         self._has_modules = self._past is not None and self._past.has_modules
         self._clock = SampleClock(options.clock, self._session.clock_map)

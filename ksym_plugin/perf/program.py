@@ -85,7 +85,7 @@ def run(options: Options) -> int:
     recorded = data.read(path)
     if path == _STDIN:
         start, recorded = _read_header(start)
-    with session.open_session(options.history, path, recorded) as known:
+    with session.open_session(options.choice, path, recorded, options.clock) as known:
         renamer = _renamer(known, options.clock, recorded)
         if path is None:
             return int(not _print_named(_pieces(sys.stdin.buffer, start), options.format, renamer))

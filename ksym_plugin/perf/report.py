@@ -59,7 +59,7 @@ _DEEPEST = 127
 _END_OF_TIME = 1 << 63
 
 
-def read(path: str, history: str | None, clock: str | None) -> list[dict[str, Any]]:
+def read(path: str, history: locate.Choice, clock: str | None) -> list[dict[str, Any]]:
     """``Account.documents`` of a perf.data; what a user must know of it is said.
 
     DataError if perf has to read it, KsymError if there is a history that cannot be used.
@@ -72,7 +72,7 @@ def read(path: str, history: str | None, clock: str | None) -> list[dict[str, An
         raise DataError("without a history perf's names count")
     with (
         DataSamples(path) as samples,
-        session.open_session(history, path, data.read(path)) as known,
+        session.open_session(history, path, data.read(path), clock) as known,
     ):
         counter = _Counter(known, clock)
         for sample in samples.samples():

@@ -180,34 +180,68 @@ class Session:
 
 
 def open_history(
-    path: str | None, tell: Callable[[str], None], origin: locate.Origin | None = None
+    history: locate.Choice,
+    data_path: str | None = None,
+    origin: locate.Origin | None = None,
+    tell: Callable[[str], None] = say,
 ) -> Session:
-    """The session of the boot in a history that data of ``origin`` is from; empty for no path.
+    """The session of the boot in a history that data of ``origin`` is from.
 
-    ``tell`` is given what a user must know of the history. HistoryError if it is of no use.
+    Without a history it is empty, and ``is_this_boot`` says whether the data can be of the
+    running system. ``tell`` is given what a user must know of all that. HistoryError if
+    there is a history that is of no use.
     """
+    path = locate.find(history, data_path)
     if path is None:
-        return Session(None, False)
-    history = locate.open_boot(path, tell, origin)
+        return Session(None, origin is not None and _is_this_boot(origin, tell))
+    recorded = locate.open_boot(path, tell, origin, history.boot)
     try:
-        return Session(history, history.boot.boot_id == identity.boot_id())
+        return Session(recorded, recorded.boot.boot_id == identity.boot_id())
     except BaseException:
-        history.close()
+        recorded.close()
         raise
 
 
-def open_session(explicit: str | None, data_path: str | None, recorded: Recorded) -> Session:
-    """The session of a perf.data; KsymError if a history is there and cannot be used."""
-    path = locate.find(explicit, data_path)
+def open_session(
+    history: locate.Choice, data_path: str | None, recorded: Recorded, clock: str | None = None
+) -> Session:
+    """The session of a perf.data; KsymError if a history is there and cannot be used.
+
+    ``clock`` is that of the samples where the user says so, else each event's attr tells.
+    """
     facts = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
-    # Without a header every boot would fit; a live pipe can be of this one alone.
-    is_anonymous = all(fact is None for fact in facts)
-    origin = locate.Origin("perf.data", *facts, this_boot_only=is_anonymous)
-    session = open_history(path, say, origin)
-    session.is_this_boot = _is_this_boot(facts)
-    if path is None:
+    clocks = {clock or clock_of_attr(attr) for attr in recorded.attrs.values()}
+    origin = locate.Origin(
+        "perf.data",
+        build_id=recorded.build_id,
+        release=recorded.release,
+        host=recorded.host,
+        text_start=recorded.text_start,
+        times=_times(recorded, clocks),
+        # Without a header every boot would fit; a live pipe can be of this one alone.
+        this_boot_only=all(fact is None for fact in facts),
+    )
+    session = open_history(history, data_path, origin)
+    if session.history is None:
         session.ask_live()
     return session
+
+
+def _times(recorded: Recorded, clocks: set[str | None]) -> dict[str, tuple[int, int]] | None:
+    """The first and the last time of a sample; None unless all are on one clock that is known."""
+    first, last = recorded.first_time, recorded.last_time
+    clock = next(iter(clocks)) if len(clocks) == 1 else None
+    return None if first is None or clock is None else {clock: (first, last or first)}
+
+
+def _is_this_boot(origin: locate.Origin, tell: Callable[[str], None]) -> bool:
+    """Whether data can be of the running system."""
+    boot = locate.running_boot()
+    if not origin.fits(boot) or not origin.can_be_of_now(clocks_now()):
+        return False
+    for sentence in origin.other_host(boot):
+        tell(sentence)
+    return True
 
 
 def clocks_now() -> ClockMap:
@@ -263,12 +297,6 @@ class Live:
         if answer[0] is None and answer[1] is not UNKNOWN_ADDRESS:
             return None, OUTSIDE_HISTORY
         return answer
-
-
-def _is_this_boot(there: tuple[str | int | None, ...]) -> bool:
-    """Whether a perf.data can be of the running kernel; one without a header may well be."""
-    here = (identity.build_id(), identity.release(), identity.hostname(), kallsyms.text_start())
-    return all(has is None or had is None or has == had for has, had in zip(here, there))
 
 
 class SampleClock:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin.cli.report import by_handler
+from ksym_plugin.history.locate import Choice
 from ksym_plugin.perf import report
 from tests.oracle import procs
 
@@ -148,7 +149,7 @@ def test_shares_are_those_of_the_times_they_ran(
 
 def test_without_perf_and_by_the_handler_it_is_the_same(recorded: Recorded) -> None:
     history = str(Path(recorded.data).with_name("ksym.db"))
-    theirs, status = by_handler(recorded.data, history, None)
+    theirs, status = by_handler(recorded.data, Choice(history), None)
     assert status == 0
     assert report.read(recorded.data, history, None) == theirs
 
@@ -164,7 +165,7 @@ def test_programs_that_come_and_go_count_alike(tmp_path: Path, way: list[str]) -
     procs.run(line, 60)
     ours = report.read(data, history, None)
     assert sum(document["bpf_samples"] for document in ours) > 100
-    theirs, _ = by_handler(data, history, None)
+    theirs, _ = by_handler(data, Choice(history), None)
     assert ours == theirs
 
 

@@ -306,6 +306,15 @@ def test_several_boots_are_said(machine: Machine) -> None:
     result = ksym("show", "--at", "120")
     assert "holds 2 boots" in result.stderr and f"boot {THIS_BOOT[:8]}" in result.stderr
     assert f"boot {THIS_BOOT[:8]}" in result.stdout
+    for asked in ("2", "another"):
+        assert "boot another" in ksym("show", "--boot", asked, "-H", "ksym.db").stdout
+    refused(ksym("resolve", "--boot", "3", "0"), "no boot 3", "1 (", f"boot {THIS_BOOT[:8]}", "2 (")
+
+
+@pytest.mark.parametrize("name", sorted(set(cli.commands) - {"record"}))
+def test_where_a_history_is_named_a_boot_is(name: str) -> None:
+    options = {name for option in cli.commands[name].params for name in option.opts}
+    assert ("--history" in options) == ("--boot" in options)
 
 
 # What cannot be used

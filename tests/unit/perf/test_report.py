@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ksym_plugin.history.locate import Choice
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import report
@@ -121,7 +122,7 @@ def by_handler(capsys: pytest.CaptureFixture[str], path: str, *events: dict) -> 
 def directly(folder: Path, history: str, file: PerfFile, form: str = "file") -> list[dict]:
     path = folder / "perf.data"
     path.write_bytes(getattr(file, form)())
-    return report.read(str(path), history, None)
+    return report.read(str(path), Choice(history), None)
 
 
 EVERY_KIND = [
@@ -368,12 +369,12 @@ def test_only_a_file_is_read_and_with_a_history(
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path / "none", tmp_path):
         with pytest.raises(DataError):
-            report.read(str(path), history, None)
+            report.read(str(path), Choice(history), None)
     monkeypatch.delenv("KSYM_HISTORY", raising=False)
     monkeypatch.setattr("ksym_plugin.history.locate.SYSTEM", str(tmp_path / "none.db"))
     (tmp_path / "perf.data").write_bytes(file_of(EVERY_KIND).file())
     with pytest.raises(DataError, match="history"):
-        report.read(str(tmp_path / "perf.data"), None, None)
+        report.read(str(tmp_path / "perf.data"), Choice(), None)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -382,7 +383,7 @@ def test_another_user_s_file_is_for_perf_to_refuse(tmp_path: Path, history: str)
     path.write_bytes(file_of(EVERY_KIND).file())
     os.chown(path, 65534, 65534)
     with pytest.raises(DataError, match="another user"):
-        report.read(str(path), history, None)
+        report.read(str(path), Choice(history), None)
 
 
 # The command
