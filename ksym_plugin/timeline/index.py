@@ -108,8 +108,8 @@ def index_of(lifetimes: list[Lifetime], lifetime: Lifetime) -> int:
 CHUNK_SHIFT = 6
 PAGE_SHIFT = 12
 #: Since Linux 5.18 programs are packed into areas of PMD_SIZE (bpf_prog_pack in
-#: kernel/bpf/core.c), 2 MB with pages of 4 KB. Nothing else lies in them but classic BPF
-#: and images. They begin at any page.
+#: kernel/bpf/core.c), 2 MB with pages of 4 KB, for each possible NUMA node. Nothing else lies
+#: in them but classic BPF and images. They begin at any page.
 AREA_SHIFT = 21
 _PAGE_CHUNKS = 1 << (PAGE_SHIFT - CHUNK_SHIFT)
 #: Longer symbols than this are wide.
@@ -191,10 +191,29 @@ class AddressIndex:
         wide = self.by_page and self.by_page.get(address >> PAGE_SHIFT)
         return (*buckets, *wide) if wide else buckets
 
-    def is_among_bpf(self, address: int) -> bool:
+    def buckets_between(self, start: int, end: int) -> set[Bucket]:
+        """The buckets of all lifetimes with a byte from ``start`` on before ``end``."""
+        listed = [(self.by_chunk, CHUNK_SHIFT)]
+        if self.by_page:
+            listed.append((self.by_page, PAGE_SHIFT))
+        return {
+            bucket
+            for by_number, shift in listed
+            for number in range(start >> shift, ((end - 1) >> shift) + 1)
+            for bucket in by_number.get(number, ())
+        }
+
+    def open_between(self, start: int, end: int) -> Iterator[list[Lifetime]]:
+        """What started from ``start`` on before ``end``, where an open-ended symbol did."""
+        for page in range(start >> PAGE_SHIFT, ((end - 1) >> PAGE_SHIFT) + 1):
+            for at in self.open_pages.get(page, ()):
+                if start <= at < end:
+                    yield self.starts[at]
+
+    def is_among_bpf(self, address: int, nodes: int) -> bool:
         """Whether a BPF symbol may be in one area with the address: ``AREA_SHIFT``."""
-        number, areas = address >> AREA_SHIFT, self.areas
-        return number in areas or number - 1 in areas or number + 1 in areas
+        number = address >> AREA_SHIFT
+        return not self.areas.isdisjoint(range(number - nodes, number + nodes + 1))
 
     def starting_between(self, low: int, high: int) -> Iterator[list[Lifetime]]:
         """What started from ``high`` down to ``low``, inclusive, on pages of ``open_pages``."""

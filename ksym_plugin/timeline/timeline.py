@@ -5,8 +5,9 @@ nothing derived from them. Who had an address at a time is worked out when asked
 rule: **the last symbol loaded over an address has it**, until another is loaded over it.
 Four things follow. A symbol whose unload was lost ends where the next one begins. Two
 symbols never share an address. Changes may be applied in any order. For 2 s after its
-unload a symbol still has its addresses (GRACE), as it may still be running. A module has no
-such grace: nothing runs in one that has gone.
+unload a symbol still has its addresses (GRACE), as it may still be running, until any of
+them is another's: memory that was given away runs it no more. A module has no such grace:
+nothing runs in one that has gone.
 
 A symbol whose end is only an upper bound (``open_ended``) has an address by that rule
 only if it can reach it: its true end lies before the start of everything that was
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 _GRACE_SPAN = 2_000_000_000
 #: How many lifetimes that may have been loaded already are looked at in a bucket.
 _MOST_RIVALS = 16
+#: Of what is longer than this no grace is known: each of its chunks would be looked at.
+_LONGEST_GRACE = 1 << 20
 
 
 def grace(lifetime: Lifetime) -> int:
@@ -115,6 +118,8 @@ class Timeline:
 
     #: Whether modules are applied to it; then no other table of them is of use.
     has_modules = False
+    #: How many NUMA nodes the kernel can have: see ``AREA_SHIFT``.
+    nodes = 1
 
     def __init__(self) -> None:
         self._extent_before = 0
@@ -279,8 +284,6 @@ class Timeline:
         unloaded = lifetime.unloaded_latest
         if unloaded is None or time <= unloaded:
             return lifetime, GAP if self._gap_ends and self.lost_between(time, time) else EXACT
-        if time - unloaded > grace(lifetime):
-            return self._miss(lifetime.symbol.start, True, time)
         # What came and went in a gap since the unload could have used the address.
         since = lifetime.unloaded_earliest
         if self._gap_ends and self.lost_between(unloaded if since is None else since, time):
@@ -291,7 +294,7 @@ class Timeline:
         """The answer where nothing had the address; ``was_used`` if something nearby ever did."""
         if self._gap_ends and self.lost_between(time, time):
             return None, LOST
-        is_among_bpf = self._index.is_among_bpf(address)
+        is_among_bpf = self._index.is_among_bpf(address, self.nodes)
         if was_used:
             return None, NOT_LOADED if is_among_bpf else VACANT
         return None, AMONG_BPF if is_among_bpf else UNKNOWN_ADDRESS
@@ -352,10 +355,13 @@ class Timeline:
     def _has_left(self, lifetime: Lifetime, address: int, time: int) -> bool:
         """Whether a lifetime no longer owns ``address`` at ``time``.
 
-        A symbol that something was loaded over at its start owns nothing any more. A symbol
-        that has ended does not own bytes that a later symbol has used since.
+        A symbol that something was loaded over at its start owns nothing any more. One that
+        has ended owns nothing once its grace is over, or another symbol has a byte of it.
         """
         start, loaded = lifetime.symbol.start, lifetime.loaded_latest
+        ended = lifetime.unloaded_latest
+        if ended is not None and time - ended > grace(lifetime):
+            return True
         same_start = self._starts[start]
         is_last = same_start[-1] is lifetime
         if not is_last and same_start[loaded_by(same_start, time) - 1] is not lifetime:
@@ -366,29 +372,36 @@ class Timeline:
             at = bisect_right(bucket.times, time)
             if at and is_over(bucket.lifetimes[at - 1], lifetime):
                 return True
-        ended = lifetime.unloaded_latest
         if ended is None or time <= ended:
             return False
-        return self._was_taken(start, lifetime, time) or self._was_taken(address, lifetime, time)
+        # How far one without a known end reached is not known: as far as is asked for.
+        end = address + 1 if lifetime.open_ended else lifetime.symbol.end
+        return end - start > _LONGEST_GRACE or self._was_taken(lifetime, end, time)
 
-    def _was_taken(self, byte: int, lifetime: Lifetime, time: int) -> bool:
-        """Whether a later symbol has used a byte of one that has ended.
+    def _was_taken(self, lifetime: Lifetime, end: int, time: int) -> bool:
+        """Whether a later symbol has had a byte before ``end`` of one that has ended.
 
         Where very many followed, this is assumed: a symbol that has ended is only an answer
         because it may still run.
         """
-        for bucket in self._index.buckets_at(byte):
+        start, since = lifetime.symbol.start, lifetime.unloaded_earliest or 0
+        for bucket in self._index.buckets_between(start, end):
             last = bisect_right(bucket.times, time)
             first = max(last - _MOST_RIVALS, 0)
             for other in reversed(bucket.lifetimes[first:last]):
-                if other.loaded_latest < lifetime.loaded_latest:
+                if other.loaded_latest < since:
                     break
                 symbol = other.symbol
-                if symbol.start <= byte < symbol.end and loaded_after(other, lifetime):
+                if symbol.start < end and start < symbol.end and loaded_after(other, lifetime):
                     return True
             else:
                 if first:
                     return True
+        for same_start in self._index.open_between(start, end):
+            at = loaded_by(same_start, time)
+            other = same_start[at - 1]
+            if at and other is not lifetime and loaded_after(other, lifetime):
+                return True
         return False
 
     def _reaches(self, image: Lifetime, address: int, time: int) -> bool:

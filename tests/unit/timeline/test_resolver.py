@@ -67,6 +67,11 @@ def test_markers_and_user_addresses_are_told_apart_from_frames() -> None:
             [USER_ADDRESS] * 4
         )
         assert resolver.resolve(FIRST_MARKER - 1, 5) is UNKNOWN_ADDRESS
+        # [vsyscall], which user code calls at a fixed address.
+        vsyscall = [0xFFFF_FFFF_FF60_0000, 0xFFFF_FFFF_FF60_0400, 0xFFFF_FFFF_FF60_0FFF]
+        assert resolver.frames(vsyscall, 5) == [USER_ADDRESS] * 3
+        assert resolver.is_kernel(0xFFFF_FFFF_FF5F_FFFF)
+        assert resolver.is_kernel(0xFFFF_FFFF_FF60_1000)
         assert resolver.is_kernel(CORE)
         assert not resolver.is_kernel(FIRST_MARKER)
 

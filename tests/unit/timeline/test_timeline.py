@@ -80,15 +80,8 @@ def check_exact(timeline: Timeline, held: list[Held], address: int, time: int) -
         if other.overlaps(expected) and expected.loaded < other.loaded <= time
     ]
     if over:
-        # Another has taken a part of it, if not this byte: nobody is here for certain,
-        # and who has lost his start to what is still whole has lost all.
-        assert lifetime is None or said == GRACE, where
-        newest = max(over, key=lambda other: other.loaded)
-        whole = not any(
-            other.overlaps(newest) and newest.loaded < other.loaded <= time for other in held
-        )
-        if whole and newest.start <= expected.start < newest.end:
-            assert lifetime is None or lifetime.loaded_latest != expected.loaded, where
+        # Another has taken a part of it, if not this byte: it cannot run any more.
+        assert lifetime is None, where
         return
     ended = expected.unloaded is not None and time > expected.unloaded
     if expected.unloaded is not None and time > expected.unloaded + GRACE_SPAN:
@@ -268,6 +261,64 @@ def test_grace_ends_although_nothing_took_the_place() -> None:
     timeline = timeline_of(load(BASE, 64, "bpf_prog_0000000000000001_a", 10), unload(BASE, 20))
     assert told(timeline.at(BASE, 20 + GRACE_SPAN)) == "bpf_prog_0000000000000001_a grace"
     assert told(timeline.at(BASE, 21 + GRACE_SPAN)) is NOT_LOADED
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "is_open"),
+    [
+        (0x1100, 0x1180, False),
+        (0x1180, 0x1240, False),
+        (0x1000, 0x1040, False),
+        (0xFC0, 0x1001, False),
+        (0x11FF, 0x1240, False),
+        (0x1180, 0x2180, True),
+        (0x800, 0x9_1000, False),
+    ],
+)
+def test_memory_that_was_partly_given_away_runs_nothing_of_before(
+    start: int, end: int, is_open: bool
+) -> None:
+    base, second = BASE - 0x1000, 1_000_000_000
+    name = "bpf_trampoline_6442500001" if is_open else "bpf_prog_00000000000000bb_y"
+    changes = [
+        load(base + 0x1000, 0x200, "bpf_prog_00000000000000aa_x", second),
+        unload(base + 0x1000, 2 * second),
+        load(base + start, end - start, name, 2 * second + 10_000_000, None, is_open),
+        unload(base + start, 2 * second + 15_000_000),
+    ]
+    timeline = timeline_of(*changes)
+    for address in (0x1050, 0x10FF, 0x11F0):
+        before = timeline.at(base + address, 2 * second + 5_000_000)
+        assert told(before) == "bpf_prog_00000000000000aa_x grace"
+        lifetime, said = timeline.at(base + address, 2 * second + 20_000_000)
+        if start <= address < end:
+            assert told((lifetime, said)) == f"{name} grace"
+        else:
+            assert (lifetime, said) == (None, NOT_LOADED)
+
+
+@pytest.mark.parametrize("neighbour", [0xFC0, 0x1200])
+def test_what_comes_next_to_it_takes_nothing_of_it(neighbour: int) -> None:
+    base = BASE - 0x1000
+    timeline = timeline_of(
+        load(base + 0x1000, 0x200, "bpf_prog_00000000000000aa_x", 10),
+        unload(base + 0x1000, 20),
+        load(base + neighbour, 0x40, "bpf_prog_00000000000000bb_y", 30),
+    )
+    for address in (0x1000, 0x1050, 0x11FF):
+        assert told(timeline.at(base + address, 40)) == "bpf_prog_00000000000000aa_x grace"
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 8])
+def test_an_area_is_as_large_as_there_are_nodes(nodes: int) -> None:
+    """BPF_PROG_PACK_SIZE is so many times 2 MB, from any page on."""
+    timeline = timeline_of(load(BASE, 64, "bpf_prog_0000000000000001_a", 10))
+    timeline.nodes = nodes
+    size = nodes << 21
+    for address in (BASE - size + 4096, BASE + 4096, BASE + size - 4096):
+        assert timeline.at(address, 20) == (None, AMONG_BPF)
+    for address in (BASE - size - (2 << 21), BASE + size + (2 << 21)):
+        assert timeline.at(address, 20) == (None, UNKNOWN_ADDRESS)
 
 
 def test_who_was_overrun_is_not_there_when_the_next_has_gone_as_well() -> None:
