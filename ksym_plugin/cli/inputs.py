@@ -56,6 +56,7 @@ def lifetimes() -> list[Lifetime]:
 def timeline() -> Timeline | None:
     """The same as a timeline; None, with a message, if the kernel does not list them."""
     current = Timeline()
+    current.nodes = identity.possible_nodes()
     try:
         for lifetime in lifetimes():
             current.enter(lifetime)

@@ -63,6 +63,8 @@ class Boot(Record):
     release: str
     build_id: str | None
     text_start: int | None
+    #: How many NUMA nodes the kernel could have; 1 where that was not recorded.
+    nodes: int
 
 
 class Session(Record):
@@ -124,6 +126,7 @@ class BootHistory:
 
     def _refresh(self) -> None:
         self._timeline = Timeline()
+        self._timeline.nodes = self.boot.nodes
         self.programs.clear()
         #: Address to an answer, and from when to when it is valid.
         self._answers: dict[int, tuple[int, int, Answer]] = {}
@@ -258,6 +261,8 @@ class BootHistory:
         if page not in self._pages and self._first_page <= page <= self._last_page:
             self._read_page(page)
         answer = self._timeline.at(address, time_ns)
+        while answer[0] is not None and self._read_all_of(answer[0], time_ns):
+            answer = self._timeline.at(address, time_ns)
         lifetime = answer[0]
         if lifetime is not None:
             return (lifetime, GAP) if self._may_be_replaced(lifetime, time_ns) else answer
@@ -266,12 +271,24 @@ class BootHistory:
             return None, AMONG_BPF if answer[1] is UNKNOWN_ADDRESS else NOT_LOADED
         return answer
 
+    def _read_all_of(self, lifetime: Lifetime, time_ns: int) -> bool:
+        """Read what is new of all pages of one that has ended: who took a part of it counts."""
+        ended, symbol = lifetime.unloaded_latest, lifetime.symbol
+        if ended is None or time_ns <= ended:
+            return False
+        pages = range(symbol.start >> PAGE_SHIFT, ((symbol.end - 1) >> PAGE_SHIFT) + 1)
+        unread = [page for page in pages if page not in self._pages]
+        for page in unread:
+            self._read_page(page)
+        return bool(unread)
+
     def _is_among_bpf(self, number: int) -> bool:
-        """As ``AddressIndex.is_among_bpf``, for one area of 2 MB by its number."""
+        """As ``AddressIndex.is_among_bpf``, for 2 MB by their number."""
         known = self._has_bpf.get(number)
         if known is None:
-            first = (number - 1) << AREA_SHIFT
-            last = first + (3 << AREA_SHIFT) - 1
+            nodes = self.boot.nodes
+            first = (number - nodes) << AREA_SHIFT
+            last = first + ((2 * nodes + 1) << AREA_SHIFT) - 1
             found = self._rows(_BPF_STARTS_IN, signed(first), signed(last))
             known = self._has_bpf[number] = bool(found)
         return known
@@ -408,12 +425,12 @@ class History:
         rows = query(
             self._database,
             self.path,
-            "SELECT b.id, boot_id, host, release, build_id, text_start FROM boot b"
+            "SELECT b.* FROM boot b"
             " JOIN session s ON s.boot = b.id GROUP BY b.id ORDER BY max(s.id)",
         )
         return [
-            Boot(row, boot_id, host, release, build_id, text and unsigned(text))
-            for row, boot_id, host, release, build_id, text in rows
+            Boot(row, boot_id, host, release, build_id, text and unsigned(text), *(nodes or (1,)))
+            for row, boot_id, host, release, build_id, text, *nodes in rows
         ]
 
     def recorded(self, boot: Boot) -> BootHistory:

@@ -50,7 +50,7 @@ PAGE_SHIFT = 12
 SCHEMA = f"""
 CREATE TABLE boot (
   id INTEGER PRIMARY KEY, boot_id TEXT NOT NULL, host TEXT NOT NULL,
-  release TEXT NOT NULL, build_id TEXT, text_start INTEGER,
+  release TEXT NOT NULL, build_id TEXT, text_start INTEGER, nodes INTEGER NOT NULL DEFAULT 1,
   UNIQUE (boot_id, host));
 CREATE TABLE session (
   id INTEGER PRIMARY KEY, boot INTEGER NOT NULL REFERENCES boot, source TEXT NOT NULL,
@@ -90,6 +90,8 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
 """
 
+#: For a file that was begun without this column.
+ADD_NODES = "ALTER TABLE boot ADD COLUMN nodes INTEGER NOT NULL DEFAULT 1"
 COLUMNS = (
     "id, start, size, name, kind, open_ended, loaded, loading, unloaded, unloading,"
     " prog_id, pid, comm, module"

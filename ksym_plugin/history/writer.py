@@ -14,6 +14,7 @@ import sqlite3
 
 from ksym_plugin.history import details
 from ksym_plugin.history.schema import (
+    ADD_NODES,
     COLUMNS,
     KINDS,
     PAGE_SHIFT,
@@ -132,14 +133,17 @@ class HistoryWriter:
 
     def _boot_row(self, text_start: int | None) -> int:
         values = (identity.boot_id() or "", identity.hostname())
+        with contextlib.suppress(sqlite3.OperationalError):  # The column is there.
+            self._database.execute(ADD_NODES)
         self._database.execute(
-            "INSERT OR IGNORE INTO boot (boot_id, host, release, build_id, text_start)"
-            " VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO boot (boot_id, host, release, build_id, text_start, nodes)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
             (
                 *values,
                 identity.release(),
                 identity.build_id(),
                 None if text_start is None else signed(text_start),
+                identity.possible_nodes(),
             ),
         )
         (row,) = self._database.execute(

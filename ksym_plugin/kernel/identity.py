@@ -55,6 +55,16 @@ def hostname() -> str:
     return os.uname().nodename
 
 
+def possible_nodes(path: str = "/sys/devices/system/node/possible") -> int:
+    """How many NUMA nodes this kernel can have (num_possible_nodes); 1 where it has no NUMA."""
+    try:
+        with open(path, encoding="ascii") as file:
+            parts = [part.partition("-") for part in file.read().strip().split(",")]
+        return sum(int(last or first) - int(first) + 1 for first, _, last in parts)
+    except (OSError, ValueError):
+        return 1
+
+
 def _word(notes: bytes, at: int) -> int:
     return int.from_bytes(notes[at : at + 4], sys.byteorder)
 

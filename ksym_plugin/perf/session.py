@@ -172,6 +172,7 @@ class Session:
             return
         say("no history: only BPF programs that are still loaded can be named")
         timeline = Timeline()
+        timeline.nodes = identity.possible_nodes()
         for load in loads:
             timeline.apply(load)
         self.clock_map = clocks_now()

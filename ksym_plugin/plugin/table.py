@@ -16,6 +16,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Union
 
+from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import ClockMap
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
@@ -66,6 +67,7 @@ class Table:
         self.lock = threading.RLock()
         self.generation = 0
         self.tracker = Tracker(now, self._note, self.lock)
+        self.tracker.timeline.nodes = identity.possible_nodes()
         self.tracker.lose_track(0)
         self._statics: Kallsyms | None = None
         self._resolver = Resolver(self.tracker.timeline)

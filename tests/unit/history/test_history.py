@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 import tempfile
 from pathlib import Path
@@ -16,9 +17,12 @@ from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import Instant
 from ksym_plugin.timeline.symbols import (
+    AMONG_BPF,
     BPF_PROG,
     GAP,
+    NOT_LOADED,
     OUTSIDE_HISTORY,
+    UNKNOWN_ADDRESS,
     Lifetime,
     Load,
     Loss,
@@ -63,6 +67,55 @@ def record(path: str, changes: list, started: int = 0, covered: int = FOREVER) -
 def only_past(history: History) -> BootHistory:
     (boot,) = history.boots()
     return history.recorded(boot)
+
+
+def test_a_part_that_was_given_away_on_another_page_counts(tmp_path: Path) -> None:
+    """Only the pages of the addresses asked about are read."""
+    for start, is_taken in ((BASE + 0x2FC0, True), (BASE + 0x3000, False)):
+        path = str(tmp_path / f"{start:x}.db")
+        record(
+            path,
+            [
+                load(BASE, 0x3000, A, 1_000),
+                unload(BASE, 2_000),
+                load(start, 0x80, B, 3_000),
+            ],
+        )
+        with History(path) as history:
+            said = told(only_past(history).at(BASE + 0x10, 4_000))
+        assert said is NOT_LOADED if is_taken else said == f"{A} grace"
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_an_area_of_bpf_is_as_large_as_the_boot_had_nodes(
+    nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "possible_nodes", lambda: nodes)
+    path = str(tmp_path / "h.db")
+    record(path, [load(BASE, 64, A, 1_000)])
+    with History(path) as history:
+        past = only_past(history)
+        assert past.boot.nodes == nodes
+        assert past.at(BASE + (nodes << 21) - 4096, 2_000) == (None, AMONG_BPF)
+        assert past.at(BASE + ((nodes + 2) << 21), 2_000) == (None, UNKNOWN_ADDRESS)
+
+
+@pytest.mark.skipif(sqlite3.sqlite_version_info < (3, 35), reason="SQLite cannot drop a column")
+def test_a_file_that_was_begun_without_nodes_is_read_and_gone_on_with(tmp_path: Path) -> None:
+    path = str(tmp_path / "h.db")
+    record(path, [load(BASE, 64, A, 1_000)], covered=5_000)
+    database = sqlite3.connect(path)
+    database.execute("ALTER TABLE boot DROP COLUMN nodes")
+    database.commit()
+    database.close()
+    with History(path) as history:
+        assert only_past(history).boot.nodes == 1
+    record(path, [load(BASE + 64, 64, B, 6_000)], started=5_001)
+    with History(path) as history:
+        past = only_past(history)
+        assert past.boot.nodes == 1
+        assert told(past.at(BASE, 4_000)) == f"{A} exact"
+        assert told(past.at(BASE + 64, 7_000)) == f"{B} exact"
 
 
 _WORD = st.integers(0, (1 << 64) - 1)

@@ -84,3 +84,13 @@ def test_this_kernels_build_id_as_readelf_sees_it(tmp_path: Path) -> None:
         assert "Build ID" not in said.stdout
     else:
         assert f"Build ID: {found}" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"), [("0\n", 1), ("0-3\n", 4), ("0,2-3,8\n", 4), ("", 1), ("odd\n", 1)]
+)
+def test_nodes_are_counted(tmp_path: Path, text: str, nodes: int) -> None:
+    path = tmp_path / "possible"
+    path.write_text(text)
+    assert identity.possible_nodes(str(path)) == nodes
+    assert identity.possible_nodes(str(tmp_path / "none")) == 1
