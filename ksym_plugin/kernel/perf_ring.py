@@ -225,17 +225,19 @@ class Ring:
 class PerCpuRings:
     """The rings of one event on each CPU that is online, by CPU; follows hot-plug."""
 
-    __slots__ = ("_online", "by_cpu")
+    __slots__ = ("_gone", "_online", "by_cpu")
 
     def __init__(self) -> None:
         self.by_cpu: dict[int, Ring] = {}
+        self._gone: list[Ring] = []
         self._online = ""
 
     def look(self) -> tuple[list[Ring], list[int]]:
         """The rings of CPUs that went since the last look, and the CPUs that came.
 
         The caller closes those rings, which stay silent even if the CPU comes back, and
-        puts rings for the new CPUs into ``by_cpu``.
+        puts rings for the new CPUs into ``by_cpu``. Rings that it leaves open, because taking
+        their records has failed, go with the others.
         """
         text = online_text()
         if text == self._online:
@@ -243,6 +245,7 @@ class PerCpuRings:
         self._online = text
         online = parse_cpu_list(text)
         gone = [self.by_cpu.pop(cpu) for cpu in set(self.by_cpu).difference(online)]
+        self._gone = [*(ring for ring in self._gone if ring.fd >= 0), *gone]
         return gone, [cpu for cpu in online if cpu not in self.by_cpu]
 
     def look_again(self) -> None:
@@ -251,9 +254,10 @@ class PerCpuRings:
 
     def close(self) -> None:
         """Idempotent."""
-        for ring in self.by_cpu.values():
+        for ring in (*self.by_cpu.values(), *self._gone):
             ring.close()
         self.by_cpu.clear()
+        self._gone.clear()
 
 
 def unrolled(data: memoryview, tail: int, head: int) -> bytes:

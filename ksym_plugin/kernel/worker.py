@@ -1,7 +1,8 @@
 """Processes that work for this one: functions of ours, and other people's programs.
 
 A ``Worker`` runs a function of ours, because it may hang in the kernel, needs much memory,
-or has to be in time. A ``Child`` is a program such as perf or py-spy.
+or has to be in time. A ``Child`` is a program such as perf or py-spy. Of any other process,
+/proc tells what it is.
 """
 
 from __future__ import annotations
@@ -278,9 +279,15 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """As ``Popen.poll``: None while it runs, and the negative number of a signal."""
+        """As ``Popen.poll``: None while it runs, and the negative number of a signal.
+
+        0 too where SIGCHLD is ignored: then the kernel keeps no child's status.
+        """
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                pid, status = self.pid, 0
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
@@ -400,3 +407,36 @@ def run_promptly() -> None:
         os.sched_setscheduler(
             0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_LOWEST_REALTIME)
         )
+
+
+def thread_ids(pid: int) -> list[int]:
+    """The ids of a process's threads; none where it is gone."""
+    with contextlib.suppress(OSError):
+        return [int(tid) for tid in os.listdir(f"/proc/{pid}/task")]
+    return []
+
+
+def family(pid: int) -> list[int]:
+    """A process and its descendants that still run."""
+    found = [pid]
+    for parent in found:
+        for tid in thread_ids(parent):
+            path = f"/proc/{parent}/task/{tid}/children"
+            with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def thread_status(tid: int) -> dict[str, list[str]]:
+    """The words of each field of /proc/TID/status; none where the thread is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{tid}/status", "rb") as file:
+        fields = (line.partition(":") for line in file.read().decode(errors="replace").split("\n"))
+        return {name: words.split() for name, _, words in fields}
+    return {}
+
+
+def mapped_files(pid: int) -> bytes:
+    """/proc/PID/maps; empty where the process is gone, or none of this user's."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
+        return file.read()
+    return b""

@@ -143,6 +143,19 @@ def test_what_is_posted_waits_for_nobody() -> None:
 
 
 @BOTH
+def test_one_of_which_the_kernel_keeps_no_status_is_ended(is_forked: bool) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        worker = Worker(answers, is_forked)
+        worker.send("x")
+        worker.receive(20)
+        worker.close()
+        worker.close()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@BOTH
 def test_a_terminal_s_signals_do_not_reach_it(is_forked: bool) -> None:
     worker = Worker(tells_its_group, is_forked)
     worker.send("go")

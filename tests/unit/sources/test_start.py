@@ -165,6 +165,22 @@ def test_cpus_that_come_and_go_are_followed(monkeypatch, four_cpus, ring_file, f
     assert open_fds() == before
 
 
+def test_a_ring_that_cannot_be_read_any_more_leaves_no_other_open(
+    monkeypatch, four_cpus, ring_file, fake_epoll
+):
+    monkeypatch.setattr(syscalls, "perf_event_open", Kernel(ring_file, 0, 0).open)
+    monkeypatch.setattr(perf_event, "TICK", 0.0)
+    monkeypatch.setattr(perf_event, "Ticker", QuietTicker)
+    before = open_fds()
+    source = PerfEventSource()
+    monkeypatch.setattr(perf_ring.Ring, "waiting", lambda ring, head: fail(errno.EIO))
+    monkeypatch.setattr(perf_ring, "online_text", lambda: "0")
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        source.read()
+    source.close()
+    assert open_fds() == before
+
+
 class QuietTicker:
     def __init__(self, seconds):
         self.fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
