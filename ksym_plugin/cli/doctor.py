@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,7 +11,6 @@ import click
 
 from ksym_plugin.cli import options
 from ksym_plugin.cli.output import length, plural, write_json, write_lines
-from ksym_plugin.cli.script import require_python
 from ksym_plugin.history import locate
 from ksym_plugin.history.reader import History
 from ksym_plugin.kernel import identity, kallsyms, privileges
@@ -63,7 +64,7 @@ def command(ctx: click.Context, history: locate.Choice, as_json: bool) -> None:
         write_json({"recording": can_record, "checks": [check._asdict() for check in checks]})
     else:
         write_lines(
-            f"{state:7}  {name}: {finding}{f'; {remedy}' if remedy else ''}"
+            f"{state:7}  {name}: {'; '.join(filter(None, (finding, remedy)))}"
             for name, state, finding, remedy in checks
         )
     ctx.exit(0 if can_record else 1)
@@ -137,8 +138,24 @@ def _clock() -> str:
 
 
 def _perf() -> str:
-    require_python()
-    return "runs Python scripts"
+    try:
+        done = subprocess.run(
+            ["perf", "version", "--build-options"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise KsymError("it does not come back", "see what keeps perf waiting") from None
+    except OSError as error:
+        raise KsymError(
+            f"it cannot be run ({error.strerror})", "install it (Debian: apt install linux-perf)"
+        ) from None
+    # "             libpython: [ on  ]  # HAVE_LIBPYTHON_SUPPORT"; newer ones may not have the line.
+    if re.search(rb"^\s*libpython\s*:.*\bon\b", done.stdout, re.MULTILINE):
+        return "is there"
+    return "is there, without libpython: all works but perf script -s, which ksym does not need"
 
 
 def _history(choice: locate.Choice) -> str:

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ksym_plugin.cli.output import say
 from ksym_plugin.cli.signals import NOT_RUN, STOPS, not_run_status
+from ksym_plugin.kernel import worker
 from ksym_plugin.kernel.worker import Child, Forked
 from ksym_plugin.python.pyspy import AGAIN
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ksym_plugin.cli.signals import Signals
 
@@ -129,26 +130,21 @@ def _execute(call: Sequence[str], go: int) -> None:
 
 def python_of(pid: int) -> tuple[int, int] | None:
     """The version of Python that a process runs, by the names of its files; None if unknown."""
-    try:
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            found = _PYTHON.search(file.read())
-    except OSError:
-        return None
+    found = _PYTHON.search(worker.mapped_files(pid))
     return None if found is None else (int(found[1]), int(found[2]))
 
 
 def require_fit(pid: int, rate: int) -> None:
     """KsymError if a process does not exist, is being traced, or would be slowed down."""
-    try:
-        tids = os.listdir(f"/proc/{pid}/task")
-    except FileNotFoundError:
-        raise KsymError(f"there is no process {pid}", "name one that runs") from None
-    tracers = (_status(pid, tid, "TracerPid") for tid in tids)
-    traced = sorted({words[0] for words in tracers if words and words[0] != "0"})
-    if traced:
+    tids = worker.thread_ids(pid)
+    if not tids:
+        raise KsymError(f"there is no process {pid}", "name one that runs")
+    statuses = map(worker.thread_status, tids)
+    tracers = {tracer for status in statuses for tracer in status.get("TracerPid", ())} - {"0"}
+    if tracers:
         raise KsymError(
-            f"process {pid} is held by process {traced[0]}, a debugger or tracer, and there can"
-            " be only one",
+            f"process {pid} is held by process {min(tracers)}, a debugger or tracer, and there"
+            " can be only one",
             "end that one first",
         )
     if len(tids) > _MANY_THREADS and rate > _LOW_RATE:
@@ -159,47 +155,20 @@ def require_fit(pid: int, rate: int) -> None:
         )
 
 
-def _status(pid: int, tid: str, field: str) -> list[str]:
-    """The values of a line of /proc/PID/task/TID/status; none if the thread is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{tid}/status", "rb") as file:
-        for line in file.read().decode(errors="replace").splitlines():
-            name, _, values = line.partition(":")
-            if name == field:
-                return values.split()
-    return []
-
-
-def family(pid: int) -> list[int]:
-    """A process and its descendants that still run."""
-    found = [pid]
-    for parent in found:
-        with contextlib.suppress(OSError):
-            for tid in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{tid}/children", encoding="ascii") as file:
-                    found += map(int, file.read().split())
-    return found
-
-
-def outer_ids(pids: Iterable[int]) -> Mapping[int, int]:
+def outer_ids(pids: Iterable[int]) -> dict[int, int]:
     """The ids of threads in this PID namespace, by their ids in one of their own."""
-    outer: dict[int, int] = {}
-    for pid in pids:
-        if len(_status(pid, str(pid), "NSpid")) < 2:
-            continue
-        with contextlib.suppress(OSError):
-            for tid in os.listdir(f"/proc/{pid}/task"):
-                ids = _status(pid, tid, "NSpid")
-                if len(ids) > 1:
-                    outer[int(ids[-1])] = int(ids[0])
-    return outer
+    inside = [pid for pid in pids if len(_namespace_ids(pid)) > 1]
+    found = [_namespace_ids(tid) for pid in inside for tid in worker.thread_ids(pid)]
+    return {int(ids[-1]): int(ids[0]) for ids in found if len(ids) > 1}
+
+
+def _namespace_ids(tid: int) -> list[str]:
+    """A thread's ids, the one in this PID namespace first; none if it is gone."""
+    return worker.thread_status(tid).get("NSpid", [])
 
 
 def is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        return False
+    return worker.thread_status(pid).get("State", ["X"])[0] not in ("Z", "X")
 
 
 @dataclass
@@ -295,7 +264,7 @@ class Sampling:
         return self._children[-1]
 
     def _pids(self) -> list[int]:
-        return family(self._pid) if self._options.subprocesses else [self._pid]
+        return worker.family(self._pid) if self._options.subprocesses else [self._pid]
 
     def start_recorder(self, history: str) -> None:
         """Record BPF symbols into ``history``; if that cannot be done, a message says so."""

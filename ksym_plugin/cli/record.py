@@ -29,7 +29,7 @@ from ksym_plugin.timeline.errors import KsymError, SourceError
 from ksym_plugin.timeline.symbols import BPF_PROG, MODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ksym_plugin.sources import Attempt
     from ksym_plugin.timeline.tracker import Source, Tracker
@@ -98,14 +98,29 @@ def command(
     COMMAND starts once the history covers the time, and its exit status is passed on.
     With --for, a COMMAND that still runs by then is ended with SIGTERM.
     """
-    retention = Retention(max_age, max_size)
     # Compiling a probe takes seconds, and until then Ctrl-C ends this as any program.
     changes, attempts = open_source(source, ring_bytes)
-    with Signals() as signals, contextlib.closing(changes):
+    with Signals() as signals, contextlib.ExitStack() as stack:
+        stack.callback(changes.close)
         if ring_bytes is not None and "ring_bytes" not in changes.stats():
             say(f"{changes.name} has no ring to be sized: --ring changes nothing")
-        status = _record(output, changes, attempts, seconds, retention, command, signals, stats)
+        if stats:
+            _measure(changes)
+        recording = Recording(output, changes, Retention(max_age, max_size), signals, stack)
+        _announce(recording, attempts)
+        if seconds is not None:
+            recording.until = time.monotonic_ns() + seconds
+        status = recording.run(command)
+        for line in recording.summary(stats):
+            say(line)
     ctx.exit(status)
+
+
+def _measure(source: Source) -> None:
+    try:
+        source.measure()
+    except SourceError as error:
+        say(str(error))
 
 
 @dataclass
@@ -130,74 +145,121 @@ class Retention:
         self.due = now + _RETENTION_SPAN
 
 
-def _record(
-    output: str,
-    source: Source,
-    attempts: list[Attempt],
-    seconds: int | None,
-    retention: Retention,
-    command: Sequence[str],
-    signals: Signals,
-    stats: bool,
-) -> int:
-    """Open ``output``, record into it and close it; returns the exit status."""
-    with contextlib.ExitStack() as stack:
-        details = _details(stack)
-        if stats:
-            try:
-                source.measure()
-            except SourceError as error:
-                say(str(error))
+class Recording:
+    """A history that is being written, until ``until`` (CLOCK_MONOTONIC ns) at the latest.
+
+    ``stack`` closes what this opens. If it cannot start, no new history is left behind.
+    """
+
+    def __init__(
+        self,
+        output: str,
+        source: Source,
+        retention: Retention,
+        signals: Signals,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self.until: int | None = None
+        self.output = output
+        self.source = source
+        self._retention = retention
+        self._signals = signals
+        self._has_failed = False
+        self.details = _details(stack)
         if source.fileno() >= 0:
             run_promptly()
-        clock = PerfClock()
-        stack.callback(clock.close)
-        recorder, writer, modules = _start(stack, output, source, clock, details)
-        before = recorder.tracker.changes
-        _announce(output, source, attempts, clock)
-        until = None if seconds is None else time.monotonic_ns() + seconds
-        run = Run(recorder, writer, retention, signals, until)
+        self.clock = PerfClock()
+        stack.callback(self.clock.close)
+        started = time.monotonic_ns()
+        is_new = not os.path.exists(output)
+        self._writer = HistoryWriter(output, source.name, started, kallsyms.text_start())
         try:
-            status = run.while_running(command) if command else run.until_stopped()
+            self.modules = _modules(stack, self._writer)
+            self._recorder = Recorder(source, self._writer, self.clock, self.details, self.modules)
+            self._recorder.start()
+        except BaseException:
+            with contextlib.suppress(KsymError):  # The disk may be full.
+                self._writer.close(started)
+            if is_new:
+                # Readers would take an empty history before others that are not.
+                with contextlib.suppress(OSError):
+                    os.unlink(output)
+            raise
+        self._changes_before = self._recorder.tracker.changes
+
+    def run(self, command: Sequence[str]) -> int:
+        """Record until the end of the command, or until a signal; the exit status."""
+        try:
+            return self._while_running(command) if command else self._until_stopped()
         finally:
-            with contextlib.suppress(*run.reported):
-                recorder.finish()
-        if not run.reported:
-            say(_summary(recorder, recorder.tracker.changes - before, output))
-        for note in (note for child in (details, modules) if child for note in child.notes):
-            say(note)
+            # What keeps it from going on was said, and is no second error.
+            with contextlib.suppress(KsymError) if self._has_failed else contextlib.nullcontext():
+                self._recorder.finish()
+
+    def _until_stopped(self) -> int:
+        while not self._is_over():
+            if self._step() & STOPS:
+                break
+        return 0
+
+    def _while_running(self, command: Sequence[str]) -> int:
+        """The command's exit status as a shell has it."""
+        stops = self._signals.take() & STOPS
+        if stops:
+            # The signal came during the start, before there was a command to get it.
+            return BY_SIGNAL + min(stops)
+        try:
+            child = subprocess.Popen(command)
+        except OSError as error:
+            say(f"{command[0]} cannot be run ({error.strerror}); name a command that is there")
+            return not_run_status(error)
+        try:
+            while child.poll() is None:
+                if self._is_over():
+                    child.terminate()
+                    self.until = None
+                pass_on(self._step(), child)
+        except KsymError as error:
+            # The command is the user's, and the error is none of its own: it goes on.
+            say(f"{error}; recording has stopped, {command[0]} goes on")
+            self._has_failed = True
+            self._signals.wait(child)
+            return _FAILED
+        return shell_status(child.returncode)
+
+    def _step(self) -> set[int]:
+        """Record until something is due; the signals that arrived."""
+        due = self._retention.due
+        if due is not None and time.monotonic_ns() >= due:
+            self._retention.apply(self._writer)
+            due = self._retention.due
+        ends = [end for end in (self.until, due) if end is not None]
+        self._recorder.run(min(ends, default=None), self._signals.fd)
+        return self._signals.take()
+
+    def _is_over(self) -> bool:
+        return self.until is not None and time.monotonic_ns() >= self.until
+
+    def summary(self, stats: bool) -> Iterator[str]:
+        """What came of it, a sentence each; with ``stats`` also what it has cost."""
+        tracker = self._recorder.tracker
+        if not self._has_failed:
+            yield self._counts(tracker)
+        for notes in (self.details, self.modules):
+            yield from notes.notes if notes else ()
         if stats:
-            for line in lines(source, recorder.tracker, output):
-                say(line)
-            if details is not None:
-                say(details.summary())
-        return status
+            yield from costs(self.source, tracker, self.output)
+            if self.details is not None:
+                yield self.details.summary()
 
-
-def _start(
-    stack: contextlib.ExitStack,
-    output: str,
-    source: Source,
-    clock: PerfClock,
-    details: DetailsProcess | None,
-) -> tuple[Recorder, HistoryWriter, Modules | None]:
-    """A recorder that has started. If it cannot start, no new history is left behind."""
-    started = time.monotonic_ns()
-    is_new = not os.path.exists(output)
-    writer = HistoryWriter(output, source.name, started, kallsyms.text_start())
-    try:
-        modules = _modules(stack, writer)
-        recorder = Recorder(source, writer, clock, details, modules)
-        recorder.start()
-    except BaseException:
-        with contextlib.suppress(KsymError):  # The disk may be full.
-            writer.close(started)
-        if is_new:
-            # Readers would take an empty history before others that are not.
-            with contextlib.suppress(OSError):
-                os.unlink(output)
-        raise
-    return recorder, writer, modules
+    def _counts(self, tracker: Tracker) -> str:
+        lives = [life for life in tracker.timeline.live() if life.symbol.kind == BPF_PROG]
+        programs = {life.prog_id or life.symbol.start for life in lives}
+        changes = plural(tracker.changes - self._changes_before, "change")
+        return (
+            f"{changes}, {plural(tracker.losses, 'loss')}, {_resyncs(tracker)};"
+            f" {plural(len(programs), 'program')} live at the end; kept in {self.output}"
+        )
 
 
 def _details(stack: contextlib.ExitStack) -> DetailsProcess | None:
@@ -226,85 +288,17 @@ def _modules(stack: contextlib.ExitStack, writer: HistoryWriter) -> Modules | No
     return modules
 
 
-def _announce(output: str, source: Source, attempts: list[Attempt], clock: PerfClock) -> None:
+def _announce(recording: Recording, attempts: list[Attempt]) -> None:
+    source, clock = recording.source, recording.clock
     instead = "".join(f"; not {failed.name}: {failed.problem}" for failed in attempts)
-    say(f"recording with {source.name} into {output}{instead}")
+    say(f"recording with {source.name} into {recording.output}{instead}")
     for note in source.notes:
         say(note)
     if clock.problem:
         say(f"{clock.problem}; record samples with: perf record -k CLOCK_MONOTONIC")
 
 
-@dataclass
-class Run:
-    """Runs a recorder, alone or beside a command, until ``until`` (ns) at the latest."""
-
-    recorder: Recorder
-    writer: HistoryWriter
-    retention: Retention
-    signals: Signals
-    until: int | None
-    #: The errors that a message was printed for.
-    reported: tuple[type[KsymError], ...] = ()
-
-    def until_stopped(self) -> int:
-        while not self._is_over():
-            if self._step() & STOPS:
-                break
-        return 0
-
-    def while_running(self, command: Sequence[str]) -> int:
-        """Start the command and record until it ends; its exit status as a shell has it."""
-        stops = self.signals.take() & STOPS
-        if stops:
-            # The signal came during the start, before there was a command to get it.
-            return BY_SIGNAL + min(stops)
-        try:
-            child = subprocess.Popen(command)
-        except OSError as error:
-            say(f"{command[0]} cannot be run ({error.strerror}); name a command that is there")
-            return not_run_status(error)
-        try:
-            self._follow(child)
-        except KsymError as error:
-            # The command is the user's, and the error is none of its own: it goes on.
-            say(f"{error}; recording has stopped, {command[0]} goes on")
-            self.reported = (KsymError,)
-            self.signals.wait(child)
-            return _FAILED
-        return shell_status(child.returncode)
-
-    def _follow(self, child: subprocess.Popen[bytes]) -> None:
-        while child.poll() is None:
-            if self._is_over():
-                child.terminate()
-                self.until = None
-            pass_on(self._step(), child)
-
-    def _step(self) -> set[int]:
-        """Record until something is due; the signals that arrived."""
-        due = self.retention.due
-        if due is not None and time.monotonic_ns() >= due:
-            self.retention.apply(self.writer)
-            due = self.retention.due
-        ends = [end for end in (self.until, due) if end is not None]
-        self.recorder.run(min(ends, default=None), self.signals.fd)
-        return self.signals.take()
-
-    def _is_over(self) -> bool:
-        return self.until is not None and time.monotonic_ns() >= self.until
-
-
-def _summary(recorder: Recorder, changes: int, output: str) -> str:
-    tracker = recorder.tracker
-    live = tracker.timeline.live()
-    programs = {life.prog_id or life.symbol.start for life in live if life.symbol.kind == BPF_PROG}
-    counts = (plural(changes, "change"), plural(tracker.losses, "loss"), _resyncs(tracker))
-    live_at_end = f"{plural(len(programs), 'program')} live at the end"
-    return f"{', '.join(counts)}; {live_at_end}; kept in {output}"
-
-
-def lines(source: Source, tracker: Tracker, output: str) -> list[str]:
+def costs(source: Source, tracker: Tracker, output: str) -> list[str]:
     """A sentence each on the source, on its probe where it has one, and on this process."""
     counts = source.stats()
     about = f"{source.name}: {plural(tracker.changes, 'change')} applied"

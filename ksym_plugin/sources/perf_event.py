@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import select
 import time
+from contextlib import ExitStack
 
 from ksym_plugin.kernel import privileges, syscalls
 from ksym_plugin.kernel.perf_ring import Lost, PerCpuRings, Ring, parse
@@ -59,24 +60,19 @@ class PerfEventSource(Source):
         self._sideband = Sideband()
         self._rings = PerCpuRings()
         self._lost_at_read = True
-        self._closed = False
-        self._since = time.monotonic_ns()
-        self._looked = self._since
-        self._epoll = select.epoll()
-        try:
+        self._since = self._looked = time.monotonic_ns()
+        with ExitStack() as stack:
+            stack.callback(self._rings.close)
+            self._epoll = select.epoll()
+            stack.callback(self._epoll.close)
             self._ticker = Ticker(TICK)
-        except BaseException:
-            self._epoll.close()
-            raise
-        try:
+            stack.callback(self._ticker.close)
             self._epoll.register(self._ticker.fd, select.EPOLLIN)
             for cpu in self._rings.look()[1]:
                 self._open(cpu)
             if not self._rings.by_cpu:
                 raise SourceError("no CPU accepts a perf event")
-        except BaseException:
-            self.close()
-            raise
+            self._stack = stack.pop_all()
 
     def fileno(self) -> int:
         return self._epoll.fileno()
@@ -105,12 +101,7 @@ class PerfEventSource(Source):
         return changes
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._epoll.close()
-        self._ticker.close()
-        self._rings.close()
+        self._stack.close()
 
     def _take(
         self, ring: Ring, head: int, since: int, now: int, changes: list[Change]
@@ -145,15 +136,17 @@ class PerfEventSource(Source):
         return True
 
     def _open_event(self, cpu: int) -> int:
+        # A watermark of one byte: ``wakeup_events`` would count samples, and there are none.
+        read_format = syscalls.FORMAT_LOST if self._lost_at_read else 0
+        attr = syscalls.perf_event_attr(flags=_FLAGS, wakeup_watermark=1, read_format=read_format)
         try:
-            return syscalls.perf_event_open(_attr(self._lost_at_read), -1, cpu)
+            return syscalls.perf_event_open(attr, -1, cpu)
         except OSError as error:
             # PERF_FORMAT_LOST is younger than KSYMBOL; without it, full rings are guessed.
             if error.errno != errno.EINVAL or not self._lost_at_read:
                 raise
-        fd = syscalls.perf_event_open(_attr(False), -1, cpu)
         self._lost_at_read = False
-        return fd
+        return self._open_event(cpu)
 
     def _follow_cpus(self) -> list[Change]:
         """Open rings on CPUs that came, close those of CPUs that went."""
@@ -164,13 +157,11 @@ class PerfEventSource(Source):
             changes += self._retire(ring)
         for cpu in came:
             try:
-                opened = self._open(cpu)
+                if not self._open(cpu):
+                    # Gone again already: have another look at the next tick.
+                    self._rings.look_again()
             except SourceError as error:
                 self.notes.append(str(error))
-                opened = True
-            if not opened:
-                # Gone again already: have another look at the next tick.
-                self._rings.look_again()
             changes.append(Loss(since, time.monotonic_ns(), _HOTPLUG_CAUSE))
         return changes
 
@@ -202,9 +193,3 @@ def _look(rings: list[Ring]) -> tuple[int, list[int], int]:
             break
         before, heads = again_before, again
     return before, heads, time.monotonic_ns()
-
-
-def _attr(lost_at_read: bool) -> bytes:
-    read_format = syscalls.FORMAT_LOST if lost_at_read else 0
-    # A watermark of one byte: ``wakeup_events`` would count samples, and there are none.
-    return syscalls.perf_event_attr(flags=_FLAGS, wakeup_watermark=1, read_format=read_format)

@@ -38,15 +38,10 @@ class PollingSource(Source):
     """
 
     name = "polling"
+    interval = 0.1
 
-    def __init__(
-        self,
-        interval: float = 0.1,
-        reader: ProgramReader | None = None,
-        kallsyms: str = KALLSYMS,
-    ) -> None:
+    def __init__(self, reader: ProgramReader | None = None, kallsyms: str = KALLSYMS) -> None:
         super().__init__()
-        self.interval = interval
         self._reader = reader or ProgramReader()
         self._kallsyms = kallsyms
         self._taker = Taker(False, self._reader, kallsyms)
@@ -154,10 +149,8 @@ class PollingSource(Source):
         gone = [load for load in self._images.values() if not _is_in(load, found)]
         new = [load for load in found.values() if not _is_in(load, self._images)]
         self._images = found
-        return [
-            *(Unload(load.symbol.start, since, now - 1, load.symbol.name) for load in gone),
-            *new,
-        ]
+        ends = [Unload(load.symbol.start, since, now - 1, load.symbol.name) for load in gone]
+        return [*ends, *new]
 
 
 def _is_in(load: Load, loads: dict[int, Load]) -> bool:

@@ -522,6 +522,23 @@ def test_doctor_says_of_each_thing_what_and_how() -> None:
     assert len(lines) == len(found["checks"])
 
 
+@pytest.mark.parametrize(
+    ("line", "is_lost"),
+    [("libpython: [ on  ]", False), ("libpython: [ OFF ]", True), ("libelf: [ on  ]", True)],
+)
+def test_doctor_says_what_is_lost_without_libpython(
+    place: Path, monkeypatch: pytest.MonkeyPatch, line: str, is_lost: bool
+) -> None:
+    perf = place / "perf"
+    perf.write_text(f"#!/bin/sh\necho '             {line}  # HAVE_IT'\n")
+    perf.chmod(0o755)
+    monkeypatch.setenv("PATH", str(place), prepend=os.pathsep)
+    checks = json.loads(ksym("doctor", "--json").stdout)["checks"]
+    (found,) = [check for check in checks if check["name"] == "perf"]
+    assert found["state"] == "ok"
+    assert ("all works but perf script -s" in found["finding"]) == is_lost
+
+
 def test_doctor_tells_the_state_of_the_history() -> None:
     write("ksym.db")
     checks = json.loads(ksym("doctor", "--json").stdout)["checks"]

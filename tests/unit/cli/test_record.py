@@ -148,7 +148,7 @@ TRACKER = SimpleNamespace(changes=12, losses=1, resyncs=2)
 def costs(counts: dict[str, int], path: Path) -> list[str]:
     path.write_bytes(b"x" * 10)
     source = SimpleNamespace(name="kprobe", stats=lambda: counts)
-    return record.lines(source, TRACKER, str(path))  # type: ignore[arg-type]
+    return record.costs(source, TRACKER, str(path))  # type: ignore[arg-type]
 
 
 def test_the_costs_of_a_source_that_counts(tmp_path: Path) -> None:
