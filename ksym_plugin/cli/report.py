@@ -16,7 +16,7 @@ from ksym_plugin.cli.output import Failure, say, write_json, write_lines
 from ksym_plugin.cli.script import handler_call
 from ksym_plugin.history.locate import Choice
 from ksym_plugin.perf import report
-from ksym_plugin.perf.data import is_piped
+from ksym_plugin.perf.data import is_piped, read
 from ksym_plugin.stacks.account import lived, loader
 from ksym_plugin.timeline.errors import KsymError
 
@@ -114,7 +114,11 @@ def account(
     """What is counted of a perf.data, one of each event, and perf's exit status.
 
     Without perf where that counts the same; always by perf script if that is given options.
+    KsymError for a kernel whose frames nothing tells from a user's.
     """
+    other_split = read(data or ("-" if is_piped() else "perf.data")).other_split
+    if other_split:
+        raise KsymError(f"its BPF programs cannot be told: {other_split}", "use perf report")
     if not perf_options and (data or not is_piped()):
         documents = _without_perf(data or "perf.data", history, clock)
         if documents is not None:

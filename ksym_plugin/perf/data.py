@@ -33,15 +33,15 @@ _BUILD_ID = 2
 _HOSTNAME = 3
 _OSRELEASE = 4
 _ARCH = 6
-EVENT_DESC = 12
+_EVENT_DESC = 12
 _SAMPLE_TIME = 21
-_WANTED = (_BUILD_ID, _HOSTNAME, _OSRELEASE, _ARCH, EVENT_DESC, _SAMPLE_TIME)
+_WANTED = (_BUILD_ID, _HOSTNAME, _OSRELEASE, _ARCH, _EVENT_DESC, _SAMPLE_TIME)
 RECORD_MMAP = 1
 _SAMPLE = 9
 RECORD_MMAP2 = 10
 _HEADER_ATTR = 64
 RECORD_TRACING_DATA = 66
-RECORD_HEADER_FEATURE = 80
+_HEADER_FEATURE = 80
 _MISC_CPUMODE = 7
 _MISC_KERNEL = 1
 _MISC_MMAP_BUILD_ID = 1 << 14
@@ -60,6 +60,11 @@ _MMAP_BUILD_ID_SIZE_AT = 40
 _MMAP_BUILD_ID_AT = 44
 _BUILD_ID_AT = 12
 _BUILD_ID_NAME_AT = 36
+#: What ``uname -m`` says where kernel addresses, and they alone, have the highest of 64 bits.
+_KNOWN_MACHINES = frozenset(
+    "x86_64 aarch64 aarch64_be arm64 ppc64 ppc64le riscv64 loongarch64 mips64".split()
+)
+_KERNEL_HALF = 1 << 63
 #: What is read of a section at most; a kernel map is among the first records.
 _MOST = 1 << 20
 
@@ -78,9 +83,11 @@ class Recorded:
         "arch",
         "attrs",
         "build_id",
+        "features",
         "first_time",
         "host",
         "last_time",
+        "names",
         "release",
         "text_start",
         "width",
@@ -100,11 +107,28 @@ class Recorded:
         self.last_time: int | None = None
         #: How long the longest name of an event is, which perf aligns the names to.
         self.width = 0
-        #: The raw perf_event_attr of each event, by name.
+        #: The names of the events in the order of the file, and by them the raw perf_event_attrs.
+        self.names: list[str] = []
         self.attrs: dict[str, bytes] = {}
+        #: The bits of the sections that there are.
+        self.features: set[int] = set()
+
+    @property
+    def other_split(self) -> str:
+        """Why kernel addresses cannot be told from a user's; nothing if they can.
+
+        On most 64-bit machines they, and they alone, have the highest bit.
+        """
+        what = "" if self.arch is None or self.arch in _KNOWN_MACHINES else self.arch
+        if self.arch is None and (self.text_start or _KERNEL_HALF) < _KERNEL_HALF:
+            what = f"it begins at {self.text_start:#x}"
+        return what and (
+            f"it is of a kernel whose addresses are not told by the highest of 64 bits ({what})"
+        )
 
     def learn(self, feature: int, content: bytes, order: str) -> None:
         """Take in a section of the header. struct.error if it is cut short."""
+        self.features.add(feature)
         if feature == _BUILD_ID:
             self.build_id = _kernel_build_id(content, order) or self.build_id
         elif feature == _HOSTNAME:
@@ -118,9 +142,10 @@ class Recorded:
             self.first_time, self.last_time = (
                 time or None for time in struct.unpack_from(order + "QQ", content)
             )
-        elif feature == EVENT_DESC:
-            named = read_events(content, order)
-            self.attrs = {name.decode("utf-8", "replace"): attr for name, attr in named}
+        elif feature == _EVENT_DESC:
+            named = _read_events(content, order)
+            self.names = [name.decode("utf-8", "replace") for name, _ in named]
+            self.attrs = dict(zip(self.names, (attr for _, attr in named)))
             self.width = max((len(name) for name, _ in named), default=0)
 
 
@@ -207,6 +232,7 @@ def _read_header(file: BinaryIO, recorded: Recorded) -> None:
     else:
         file.seek(header.data[0])
         records = file.read(min(header.data[1], _MOST))
+    recorded.features.update(header.features)
     _read_kernel_map(records, recorded, header.order)
     for feature, content in header.sections(file):
         recorded.learn(feature, content, header.order)
@@ -217,8 +243,9 @@ def _read_pipe(records: bytes, recorded: Recorded, order: str) -> None:
     types: set[int] = set()
     for at, kind, _, size in _records(records, order):
         record = records[at : at + size]
-        if kind == RECORD_HEADER_FEATURE:
-            recorded.learn(*feature_of(record, order), order)
+        if kind == _HEADER_FEATURE:
+            (feature,) = struct.unpack_from(order + "Q", record, 8)
+            recorded.learn(feature, record[16:], order)
         elif kind == _HEADER_ATTR:
             types.update(struct.unpack_from(order + "Q", record, _SAMPLE_TYPE_AT))
         elif kind == _SAMPLE:
@@ -235,12 +262,6 @@ def _time_of(sample: bytes, types: set[int], order: str) -> int | None:
     return int(struct.unpack_from(order + "Q", sample, 8 + 8 * place)[0])
 
 
-def feature_of(record: bytes, order: str) -> tuple[int, bytes]:
-    """The bit and the section that a PERF_RECORD_HEADER_FEATURE holds."""
-    (feature,) = struct.unpack_from(order + "Q", record, 8)
-    return feature, record[16:]
-
-
 def _whole(table: bytes, size: int) -> bytes:
     """The entries of a table that are not cut."""
     return table[: len(table) // size * size]
@@ -251,7 +272,7 @@ def _string(content: bytes) -> str | None:
     return content[4:].partition(b"\0")[0].decode("utf-8", "replace") or None
 
 
-def read_events(content: bytes, order: str) -> list[tuple[bytes, bytes]]:
+def _read_events(content: bytes, order: str) -> list[tuple[bytes, bytes]]:
     """Name and attr of each event.
 
     Their number and their attr's size, then each attr, number of ids, name, ids.
@@ -270,13 +291,12 @@ def read_events(content: bytes, order: str) -> list[tuple[bytes, bytes]]:
 
 
 def _read_kernel_map(records: bytes, recorded: Recorded, order: str) -> None:
-    """Take in the record of the kernel's own map: where its text began, and its build id."""
+    """Take in the record of the kernel's own map: its text's start (pgoff), and its build id."""
     for at, kind, misc, size in _records(records, order):
         record = records[at : at + size]
-        start = text_start(kind, record, order)
-        if start is None:
+        if not is_core_map(kind, record):
             continue
-        recorded.text_start = start
+        (recorded.text_start,) = struct.unpack_from(order + "Q", record, _PGOFF_AT)
         if misc & _MISC_MMAP_BUILD_ID and kind == RECORD_MMAP2:
             length = min(record[_MMAP_BUILD_ID_SIZE_AT], 20)
             build_id = record[_MMAP_BUILD_ID_AT : _MMAP_BUILD_ID_AT + length]
@@ -284,12 +304,10 @@ def _read_kernel_map(records: bytes, recorded: Recorded, order: str) -> None:
         return
 
 
-def text_start(kind: int, record: bytes, order: str) -> int | None:
-    """The kernel's first address, of the record of its own map: the page offset in it."""
+def is_core_map(kind: int, record: bytes) -> bool:
+    """Whether a record is that of the core image's map."""
     name_at = _MMAP_NAMES_AT.get(kind)
-    if name_at is None or record[name_at:].partition(b"\0")[0] not in _KERNEL_STARTS:
-        return None
-    return int(struct.unpack_from(order + "Q", record, _PGOFF_AT)[0])
+    return name_at is not None and record[name_at:].partition(b"\0")[0] in _KERNEL_STARTS
 
 
 def _kernel_build_id(content: bytes, order: str) -> str | None:

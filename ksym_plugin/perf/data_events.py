@@ -43,24 +43,10 @@ _BRANCH_SAMPLE_TYPE_AT = 72
 # Bit-fields of the attr, by their number.
 _INHERIT, _SAMPLE_ID_ALL = 1, 18
 
-_HARDWARE, _SOFTWARE = 0, 1
-#: What perf calls the events of both types, by their config.
-_NAMES = {
-    _HARDWARE: (
-        "cycles instructions cache-references cache-misses branches branch-misses bus-cycles"
-        " stalled-cycles-frontend stalled-cycles-backend ref-cycles"
-    ).split(),
-    _SOFTWARE: (
-        "cpu-clock task-clock page-faults context-switches cpu-migrations minor-faults"
-        " major-faults alignment-faults emulation-faults dummy bpf-output cgroup-switches"
-    ).split(),
-}
-
-
 #: perf refuses attrs that are longer than it knows: 144 bytes in Linux 6.18.
 LONGEST_ATTR = 4096
 #: Type and config of PERF_COUNT_SW_BPF_OUTPUT.
-_BPF_OUTPUT = (_SOFTWARE, 10)
+_BPF_OUTPUT = (1, 10)
 _SHORTEST_ATTR = 64
 _MOST_EVENTS = 1 << 16
 _MOST_IDS = 1 << 20
@@ -73,8 +59,9 @@ class Layouts:
     event of all samples, where there is one; of others the id is at ``id_at`` in the record.
     """
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header, names: list[str]) -> None:
         self._header = header
+        self._names = names
         self.all: list[Layout] = []
         self.by_id: dict[int, Layout] = {}
         #: How many more ids there may be.
@@ -91,7 +78,8 @@ class Layouts:
         """
         if self.is_settled:
             raise DataError("it has events behind samples")
-        layout = Layout(attr, self._header)
+        name = self._names[len(self.all)] if len(self.all) < len(self._names) else ""
+        layout = Layout(attr, self._header, name)
         self.all.append(layout)
         self.ids_left -= len(ids) // 8
         if len(self.all) > _MOST_EVENTS or self.ids_left < 0:
@@ -103,6 +91,8 @@ class Layouts:
         """Find out how samples tell which event they are of. DataError if they do not."""
         if not self.all:
             raise DataError("it has samples before it says of what")
+        if not all(layout.event.name for layout in self.all):
+            raise DataError("it does not name its events")
         if len(self.all) == 1:
             self.sole = self.all[0]
         elif len({layout.id_at for layout in self.all} | {0}) != 2:  # One place, and not nowhere.
@@ -118,7 +108,7 @@ class Layouts:
 class Layout:
     """One event. ``unpack`` reads what begins its samples, ``pick`` orders what was read."""
 
-    def __init__(self, attr: bytes, header: Header) -> None:
+    def __init__(self, attr: bytes, header: Header, name: str) -> None:
         """struct.error if ``attr``, a raw perf_event_attr, is cut short."""
         self._order = header.order
         kind, _, config, period, self.sample_type, self._read_format, flags = struct.unpack_from(
@@ -132,7 +122,7 @@ class Layout:
         #: Whether counters are read with each sample.
         self.has_counts = bool(self.sample_type & _READ)
         clock = clock_of_attr(attr, header.byteorder)
-        self.event = Event(_default_name(kind, config), clock, not self._is_cut(attr))
+        self.event = Event(name, clock, not self._is_cut(attr))
         self._set_head(period)
         self._set_trailer()
 
@@ -241,9 +231,3 @@ def attr_of(entry: bytes, order: str) -> bytes:
     if not _SHORTEST_ATTR <= size <= min(len(entry), LONGEST_ATTR):
         raise damaged()
     return entry[:size]
-
-
-def _default_name(kind: int, config: int) -> str:
-    """perf's name of an event that the file does not name."""
-    names = _NAMES.get(kind, ())
-    return names[config] if config < len(names) else f"event {kind}:{config:#x}"

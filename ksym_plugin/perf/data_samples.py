@@ -17,20 +17,16 @@ import sys
 from array import array
 from bisect import bisect_right
 
+from ksym_plugin.perf import data
 from ksym_plugin.perf.data import (
-    EVENT_DESC,
-    RECORD_HEADER_FEATURE,
     RECORD_MMAP,
     RECORD_MMAP2,
     RECORD_TRACING_DATA,
     DataError,
     Header,
-    Recorded,
     damaged,
-    feature_of,
-    read_events,
+    is_core_map,
     size_behind,
-    text_start,
 )
 from ksym_plugin.perf.data_events import LONGEST_ATTR, Layouts, attr_of
 from ksym_plugin.perf.samples import GUEST, HYPERVISOR, KERNEL, MARKERS, USER, Event, Sample, frames
@@ -63,12 +59,6 @@ _REFUSED = {
 }
 #: HEADER_AUXTRACE, HEADER_DIR_FORMAT and HEADER_COMPRESSED.
 _REFUSED_FEATURES = {18: _TRACES, 24: _FOLDER, 27: _COMPRESSED_DATA}
-#: What ``uname -m`` says where kernel addresses, and they alone, have the highest of 64 bits.
-_KNOWN_MACHINES = frozenset(
-    "x86_64 aarch64 aarch64_be arm64 ppc64 ppc64le riscv64 loongarch64 mips64".split()
-)
-_KERNEL_HALF = 1 << 63
-_OTHER_SPLIT = "it is of a machine whose kernel addresses are not told by their highest bit ({})"
 
 _CPUMODE, _KERNEL_MODE = 7, 1
 #: The region of PERF_RECORD_MISC_KERNEL, _USER, _HYPERVISOR, _GUEST_KERNEL, _GUEST_USER.
@@ -92,7 +82,6 @@ _LEAST = {
     _HEADER_ATTR: 72,
     RECORD_TRACING_DATA: 12,
     _EVENT_UPDATE: 24,
-    RECORD_HEADER_FEATURE: 16,
 }
 #: What untrue offsets and sizes lead to; OSError is what lseek(2) says of them.
 _DAMAGE = (struct.error, ValueError, OverflowError, OSError)
@@ -105,8 +94,8 @@ _MOST_HELD_SIZE = 1 << 28
 class DataSamples:
     """A perf.data that is open for reading its samples, once.
 
-    ``recorded`` is what the header says of the kernel. Of a pipe's file it is complete, as
-    is ``events``, when the first sample has come. ``lost`` counts what the kernel said it
+    ``recorded`` is what the header says of the kernel. ``events`` of a pipe's file is complete
+    when the first sample has come. ``lost`` counts what the kernel said it
     had no room for, ``unknown`` samples that are of no event of the file. ``kernel_maps``
     are start and end of modules, and of the copies of code that kprobes are on.
     """
@@ -115,7 +104,7 @@ class DataSamples:
         """DataError if the file cannot be opened, or is of a kind that is not read here."""
         if os.path.isdir(path):
             raise DataError(_FOLDER)
-        self.recorded = Recorded()
+        self.recorded = data.read(path)
         self.lost = 0
         self.unknown = 0
         self.kernel_maps: list[tuple[int, int]] = []
@@ -159,23 +148,22 @@ class DataSamples:
     def _open(self) -> None:
         self._header = header = Header(self._file)
         self._order = header.order
-        self._layouts = Layouts(header)
+        self._layouts = Layouts(header, self.recorded.names)
         self._is_swapped = header.byteorder != sys.byteorder
         self._record = struct.Struct(header.order + "IHH")
         self._word = struct.Struct(header.order + "Q")
         #: How many bytes of records are still to be read; None for a pipe's, until its end.
         self._left: int | None = None
+        for feature in self.recorded.features & set(_REFUSED_FEATURES):
+            raise DataError(_REFUSED_FEATURES[feature])
+        if self.recorded.other_split:
+            raise DataError(self.recorded.other_split)
         if header.is_pipe:
             return
-        for feature in header.features:
-            if feature in _REFUSED_FEATURES:
-                raise DataError(_REFUSED_FEATURES[feature])
         begin, size = header.data
         if not size or begin + size > os.fstat(self._file.fileno()).st_size:
             raise DataError("it is not complete: perf record was killed, or the file is cut")
         self._read_attrs(self._file)
-        for feature, content in header.sections(self._file):
-            self._learn(feature, content)
         self._file.seek(begin)
         self._left = size
 
@@ -193,21 +181,6 @@ class DataSamples:
             file.seek(ids_at)
             self._layouts.add(attr, file.read(ids_size))
             at += len(attr) + 16
-
-    def _learn(self, feature: int, content: bytes) -> None:
-        if feature in _REFUSED_FEATURES:
-            raise DataError(_REFUSED_FEATURES[feature])
-        self.recorded.learn(feature, content, self._order)
-        if feature == EVENT_DESC:
-            for layout, (name, _) in zip(self._layouts.all, read_events(content, self._order)):
-                layout.name(name)
-
-    def _check(self) -> None:
-        """Whether samples of these events, of this machine, can be read."""
-        arch = self.recorded.arch
-        if arch is not None and arch not in _KNOWN_MACHINES:
-            raise DataError(_OTHER_SPLIT.format(arch))
-        self._layouts.settle()
 
     # Samples
 
@@ -383,7 +356,7 @@ class DataSamples:
         """Of which event the sample at ``at`` is; None, and counted, if it is of none."""
         layouts = self._layouts
         if not layouts.is_settled:
-            self._check()
+            layouts.settle()
             if layouts.sole is not None:
                 return layouts.sole
         layout = layouts.of(self._word.unpack_from(chunk, at + layouts.id_at)[0])
@@ -417,15 +390,11 @@ class DataSamples:
         self.lost += self._word.unpack_from(record, 8)[0]
 
     def _read_map(self, record: bytes) -> None:
-        """A module, or where the kernel lies, of a machine that the file does not name."""
+        """A module, or something of a user's."""
         kind, misc, _ = self._record.unpack_from(record)
-        start = text_start(kind, record, self._order)
-        if start is None:
-            if misc & _CPUMODE == _KERNEL_MODE:
-                begin, size = struct.unpack_from(self._order + "QQ", record, 16)
-                self.kernel_maps.append((begin, begin + size))
-        elif self.recorded.arch is None and start < _KERNEL_HALF:
-            raise DataError(_OTHER_SPLIT.format(f"it begins at {start:#x}"))
+        if misc & _CPUMODE == _KERNEL_MODE and not is_core_map(kind, record):
+            begin, size = struct.unpack_from(self._order + "QQ", record, 16)
+            self.kernel_maps.append((begin, begin + size))
 
     def _read_symbol(self, record: bytes) -> None:
         begin, size, kind = struct.unpack_from(self._order + "QIH", record, 8)
@@ -441,9 +410,6 @@ class DataSamples:
         if kind == _UPDATES_NAME and number in self._layouts.by_id:
             self._layouts.by_id[number].name(record[24:].partition(b"\0")[0])
 
-    def _read_feature(self, record: bytes) -> None:
-        self._learn(*feature_of(record, self._order))
-
     def _refuse(self, record: bytes) -> None:
         raise DataError(_REFUSED[self._record.unpack_from(record)[0]])
 
@@ -457,7 +423,6 @@ _READ_BY = {
     _KSYMBOL: DataSamples._read_symbol,
     _HEADER_ATTR: DataSamples._read_attr,
     _EVENT_UPDATE: DataSamples._read_update,
-    RECORD_HEADER_FEATURE: DataSamples._read_feature,
     **dict.fromkeys(_REFUSED, DataSamples._refuse),
 }
 

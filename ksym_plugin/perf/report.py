@@ -12,7 +12,7 @@ import sys
 from bisect import bisect_left
 
 from ksym_plugin.history import locate
-from ksym_plugin.perf import data, session
+from ksym_plugin.perf import session
 from ksym_plugin.perf.data import DataError
 from ksym_plugin.perf.data_samples import DataSamples
 from ksym_plugin.perf.namer import format_name
@@ -72,7 +72,7 @@ def read(path: str, history: locate.Choice, clock: str | None) -> list[dict[str,
         raise DataError("without a history perf's names count")
     with (
         DataSamples(path) as samples,
-        session.open_session(history, path, data.read(path), clock) as known,
+        session.open_session(history, path, samples.recorded, clock) as known,
     ):
         counter = _Counter(known, clock)
         for sample in samples.samples():

@@ -209,7 +209,11 @@ def open_session(
     """The session of a perf.data; KsymError if a history is there and cannot be used.
 
     ``clock`` is that of the samples where the user says so, else each event's attr tells.
+    Of a kernel whose addresses nothing here tells from a user's it is empty.
     """
+    if recorded.other_split:
+        say(f"all frames stay as perf has them: {recorded.other_split}")
+        return Session(None, False)
     facts = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
     clocks = {clock or clock_of_attr(attr) for attr in recorded.attrs.values()}
     origin = locate.Origin(

@@ -100,7 +100,8 @@ def read(tmp_path: Path, content: bytes) -> Recorded:
 
 
 def told(recorded: Recorded) -> tuple[object, ...]:
-    return tuple(getattr(recorded, name) for name in Recorded.__slots__ if name != "attrs")
+    shown = [name for name in Recorded.__slots__ if name not in ("attrs", "features", "names")]
+    return tuple(getattr(recorded, name) for name in shown)
 
 
 NOTHING = told(Recorded())

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ksym_plugin.history.locate import Choice
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import MONOTONIC
-from ksym_plugin.perf import report
-from ksym_plugin.perf.data import DataError
+from ksym_plugin.perf import report, session
+from ksym_plugin.perf.data import DataError, Recorded
 from ksym_plugin.perf.handler import Handler, Options
 from ksym_plugin.timeline.program import ProgramDetails
 from ksym_plugin.timeline.symbols import Loss
@@ -279,6 +279,30 @@ def test_what_the_history_does_not_decide_is_left_to_perf(tmp_path: Path, histor
         assert left(tmp_path, history, file_of([EVERY_KIND[0], one])), one
     # Nothing of the user's has a name here.
     assert directly(tmp_path, history, file_of([One((), (USER,), time=2 * HOUR)]))
+
+
+@pytest.mark.parametrize("form", ["file", "pipe"])
+@pytest.mark.parametrize("words", [[], ["--", "--comms", "work"]])
+def test_other_kernels_are_refused_in_a_true_sentence(
+    tmp_path: Path, history: str, form: str, words: list[str]
+) -> None:
+    for arch in ("armv7l", "i686", "s390x", "sparc64"):
+        file = PerfFile(PerfEvent(), arch=arch)
+        file.sample(ip=0xC017_3B60, time=THEN)
+        (tmp_path / "perf.data").write_bytes(getattr(file, form)())
+        done = ksym_report(tmp_path, history, *words, status=1)
+        assert f"addresses are not told by the highest of 64 bits ({arch})" in done.stderr
+        assert (done.stderr.count("\n"), done.stdout) == (1, "")
+
+
+def test_frames_of_other_kernels_stay_as_perf_has_them_and_it_is_said(
+    history: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = Recorded()
+    recorded.arch = "i686"
+    with session.open_session(Choice(history), None, recorded) as known:
+        assert (known.lookup, known.clock_map, known.is_this_boot) == (None, None, False)
+    assert "stay as perf has them" in capsys.readouterr().err
 
 
 def test_a_virtual_machine_s_kernel_is_left_to_perf(tmp_path: Path, history: str) -> None:
