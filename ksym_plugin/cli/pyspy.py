@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 import tempfile
@@ -71,11 +72,10 @@ class Files(NamedTuple):
 def target_options(function: Callable[..., None]) -> Callable[..., None]:
     """Options for the results; the command gets them as ``targets``."""
 
+    @functools.wraps(function)
     def with_targets(output: str, folded: str, svg: str, force: bool, **others: object) -> None:
         function(targets=Targets(output, folded, svg, force), **others)
 
-    with_targets.__doc__ = function.__doc__
-    with_targets.__dict__.update(function.__dict__)
     for option in (
         click.option("--force", is_flag=True, help="Give leaves also where the self-check fails."),
         click.option("--svg", metavar="FILE", help="Draw a flame graph too."),
@@ -237,31 +237,20 @@ def _suggest_perf_support(pid: int) -> None:
 @click.option("--perf", required=True, metavar="FILE", help="perf.data, or perf script's text.")
 @click.option("--pyspy", required=True, metavar="FILE", help="What py-spy recorded.")
 @click.option("--pyspy-log", "log", metavar="FILE", help="What py-spy said meanwhile.")
-@click.option(
-    "--session",
-    metavar="FILE",
-    help="What ksym pyspy record --keep noted.  [default: session.json beside --pyspy]",
-)
 @options.history
 @target_options
 def graft(
-    *,
-    perf: str,
-    pyspy: str,
-    log: str | None,
-    session: str | None,
-    history: locate.Choice,
-    targets: Targets,
+    *, perf: str, pyspy: str, log: str | None, history: locate.Choice, targets: Targets
 ) -> None:
     """Put together what perf and py-spy recorded of one process at the same time.
 
     perf record -k CLOCK_MONOTONIC -g ...; RUST_LOG=py_spy=info,remoteprocess=debug py-spy
     record -f speedscope --idle --threads --full-filenames ... > LOG 2>&1
+
+    The session.json that ksym pyspy record --keep leaves beside py-spy's file is used too.
     """
-    beside = os.path.join(os.path.dirname(pyspy), pyspy_record.INFO)
-    if session is None and os.path.exists(beside):
-        session = beside
-    info = RecordingInfo() if session is None else load_info(session)
+    session = os.path.join(os.path.dirname(pyspy), pyspy_record.INFO)
+    info = load_info(session) if os.path.exists(session) else RecordingInfo()
     grafted = graft_files(Files(perf, pyspy, log, info, history), targets.force)
     targets.write(grafted, os.path.basename(pyspy))
 
@@ -288,7 +277,7 @@ def graft_files(files: Files, force: bool) -> Grafted:
     verdict = pyspy_match.check(threads, dating.threads)
     grafted = pyspy_match.graft(threads, dating, None if force else verdict)
     say(dating.line(files.info.rate))
-    say(grafted.tally.line())
+    say(grafted.line())
     say(verdict.line(force))
     if log.errors:
         say(

@@ -58,6 +58,14 @@ UNCERTAIN = "[python frames uncertain]"
 STACK_UNKNOWN = "[python stack unknown]"
 NO_PYTHON = "[no python stack]"
 
+#: What became of a sample of perf. It has a whole Python stack, or a part of one, or nothing is
+#: known; or its thread has no Python.
+MATCHED, PARTIAL, UNKNOWN = "matched", "uncertain", "unknown"
+NATIVE = "of threads without Python"
+OUTCOMES = (MATCHED, PARTIAL, UNKNOWN, NATIVE)
+#: It was taken while py-spy had the thread stopped, and is left out.
+STOPPED = "stopped"
+
 
 class Dated(NamedTuple):
     """The samples of one thread and when they were taken, in CLOCK_MONOTONIC ns.
@@ -360,37 +368,6 @@ def check(threads: Mapping[int, Sequence[Hit]], dated: Mapping[int, Dated]) -> C
     return verdict
 
 
-@dataclass
-class Tally:
-    """perf's samples by what became of them."""
-
-    #: Whole Python stack; a part of it; nothing known; no Python thread.
-    matched: int = 0
-    uncertain: int = 0
-    unknown: int = 0
-    no_python: int = 0
-    #: Taken while py-spy had the thread stopped, and left out.
-    stopped: int = 0
-
-    @property
-    def samples(self) -> int:
-        return self.matched + self.uncertain + self.unknown + self.no_python
-
-    def line(self) -> str:
-        total = self.samples or 1
-        shares = ", ".join(
-            f"{100 * count / total:.1f} % {word}"
-            for count, word in (
-                (self.matched, "matched"),
-                (self.uncertain, "uncertain"),
-                (self.unknown, "unknown"),
-                (self.no_python, "of threads without Python"),
-            )
-        )
-        stopped = f"{self.stopped:,} left out, taken in stops"
-        return f"{self.samples:,} samples of perf: {shares}; {stopped}"
-
-
 class Grafted:
     """Samples with both sides: added up by stack, and by thread in the order of time."""
 
@@ -399,26 +376,12 @@ class Grafted:
         self.stacks = Stacks(self._reader.table)
         #: By task and thread: stacks, and how many samples in a row had them.
         self.threads: dict[tuple[str, int], list[tuple[frames.Stack, float]]] = {}
-        self.tally = Tally()
+        #: perf's samples by what became of them.
+        self.outcomes: Counter[str] = Counter()
 
-    def add(self, hit: Hit, found: Found | None) -> None:
-        """Take in a sample of a Python thread, with the Python frames that are known of it."""
-        if found is None:
-            self.tally.unknown += 1
-            self._add(hit, STACK_UNKNOWN)
-        elif found.is_whole:
-            self.tally.matched += 1
-            self._add(hit, *found.frames)
-        else:
-            self.tally.uncertain += 1
-            self._add(hit, *found.frames, UNCERTAIN)
-
-    def add_native(self, hit: Hit) -> None:
-        """Take in a sample of a thread without Python."""
-        self.tally.no_python += 1
-        self._add(hit, NO_PYTHON)
-
-    def _add(self, hit: Hit, *python: str) -> None:
+    def add(self, hit: Hit, outcome: str, *python: str) -> None:
+        """Take in a sample with the Python frames that it gets, root first."""
+        self.outcomes[outcome] += 1
         stack = tuple(map(self._reader.__getitem__, (hit.comm, *python, *hit.kernel)))
         self.stacks.add(stack)
         samples = self.threads.setdefault((hit.comm, hit.tid), [])
@@ -429,6 +392,15 @@ class Grafted:
         """As ``speedscope.write`` takes them: all merged, then one a thread."""
         threads = [(f"{comm} {tid}", rows) for (comm, tid), rows in sorted(self.threads.items())]
         return [("all threads, merged", self.stacks.ordered()), *threads]
+
+    def line(self) -> str:
+        """A sentence on what became of perf's samples."""
+        total = sum(self.outcomes[outcome] for outcome in OUTCOMES)
+        shares = ", ".join(
+            f"{100 * self.outcomes[outcome] / (total or 1):.1f} % {outcome}" for outcome in OUTCOMES
+        )
+        stopped = f"{self.outcomes[STOPPED]:,} left out, taken in stops"
+        return f"{total:,} samples of perf: {shares}; {stopped}"
 
 
 def graft(threads: Mapping[int, Sequence[Hit]], dating: Dating, check: Check | None) -> Grafted:
@@ -451,9 +423,16 @@ def graft(threads: Mapping[int, Sequence[Hit]], dating: Dating, check: Check | N
         is_python = tid in known or (hits[0].pid in processes and tid not in dating.natives)
         for hit in hits:
             if hit.is_stopped:
-                grafted.tally.stopped += 1
+                grafted.outcomes[STOPPED] += 1
             elif is_python:
-                grafted.add(hit, None if matcher is None else matcher.at(hit))
+                grafted.add(hit, *_answer(None if matcher is None else matcher.at(hit)))
             else:
-                grafted.add_native(hit)
+                grafted.add(hit, NATIVE, NO_PYTHON)
     return grafted
+
+
+def _answer(found: Found | None) -> tuple[str, ...]:
+    """What becomes of a sample of a Python thread, and the Python frames that it gets."""
+    if found is None:
+        return UNKNOWN, STACK_UNKNOWN
+    return (MATCHED, *found.frames) if found.is_whole else (PARTIAL, *found.frames, UNCERTAIN)

@@ -301,9 +301,14 @@ def test_samples_are_sorted_by_what_is_known() -> None:
         f"py;{pyspy_match.NO_PYTHON};sys": 1,
         f"py;{pyspy_match.NO_PYTHON}": 1,
     }
-    tally = grafted.tally
-    assert (tally.matched, tally.uncertain, tally.unknown, tally.no_python) == (1, 1, 2, 2)
-    assert (tally.stopped, tally.samples) == (1, 6)
+    assert grafted.outcomes == {
+        pyspy_match.MATCHED: 1,
+        pyspy_match.PARTIAL: 1,
+        pyspy_match.UNKNOWN: 2,
+        pyspy_match.NATIVE: 2,
+        pyspy_match.STOPPED: 1,
+    }
+    assert grafted.line().startswith("6 samples of perf: 16.7 % matched, 16.7 % uncertain, 33.3 %")
 
 
 def test_two_recordings_of_different_processes_are_refused() -> None:

@@ -172,11 +172,6 @@ def test_samples_without_a_log_are_refused(recording: Recording) -> None:
 
 
 @fifty
-def test_a_session_that_is_named_has_to_be_there(recording: Recording) -> None:
-    assert "nothing.json: No such file" in refused(recording, "--session", "nothing.json")
-
-
-@fifty
 def test_that_there_are_no_frames_of_the_kernel_is_said(recording: Recording) -> None:
     assert "no sample of perf has kernel frames" not in graft(recording).stderr
     edit(recording, "perf.txt", b"\tffffffff", b"\t00000000")
