@@ -7,7 +7,9 @@ counted by where the kernel says the programs are, without any name.
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -63,6 +65,24 @@ for name in ("acl_check", "rate_limit", "lb_pick"):
     burn(fd, 150_000_000)
     known[rawbpf.info(fd).id] = name
 print(json.dumps(known))
+"""
+#: Runs C code beside a program whose address it finds at the end of its callchain.
+MADE_UP = """
+import ctypes, json, sys
+from tests.oracle import programs, rawbpf
+fd = programs.plain("made_up", 5)
+info = rawbpf.info(fd)
+ctypes.CDLL(sys.argv[1]).run(ctypes.c_ulong(info.starts[0] + 64), ctypes.c_ulong(400_000_000))
+print(json.dumps([info.id, info.starts[0] + 64]))
+"""
+#: Its frame pointer leads to a frame that nobody made, and that returns to ``address``.
+MADE_UP_FRAME = """
+static unsigned long frame[2];
+void run(unsigned long address, unsigned long turns) {
+    frame[1] = address;
+    __asm__ volatile("push %%rbp; mov %1, %%rbp; 1: dec %0; jnz 1b; pop %%rbp"
+                     : "+r"(turns) : "r"(frame) : "memory", "cc");
+}
 """
 #: For how long each ran, of all five.
 TIMES = {number: (number + 1) / 15 for number in range(5)}
@@ -183,6 +203,24 @@ def test_programs_that_share_a_subprogram_have_their_own_names(
         assert rows[number]["name"].endswith(f"_{name}")
         most, *_ = rows[number]["functions"]
         assert most.endswith("_mix_hash")
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the C code is for x86-64")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+def test_a_program_s_address_in_a_user_s_stack_is_not_the_program(tmp_path: Path) -> None:
+    data, history = str(tmp_path / "perf.data"), str(tmp_path / "ksym.db")
+    (tmp_path / "frame.c").write_text(MADE_UP_FRAME)
+    library = str(tmp_path / "frame.so")
+    procs.run(["gcc", "-O1", "-shared", "-fPIC", "-o", library, str(tmp_path / "frame.c")], 60)
+    perf = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "2000", "-g", "-o", data]
+    child = [sys.executable, "-c", MADE_UP, library]
+    line = [*KSYM, "record", "-o", history, "--", *perf, "--", *child]
+    prog_id, address = json.loads(procs.run(line, 60).out.splitlines()[-1])
+    text = procs.run(["perf", "script", "-i", data, "-F", "ip"], 60).out
+    assert text.count(f"{address:x}") > 50
+    (document,) = report.read(data, Choice(history), None)
+    assert document["samples"] > 50
+    assert prog_id not in [row["program"] for row in document["programs"]]
 
 
 def test_who_ran_them(recorded: Recorded, reported: dict[str, Any]) -> None:
