@@ -166,9 +166,15 @@ def _differ(one: object, other: object) -> bool:
 
 def running_boot() -> Boot:
     """This system's boot, as a history would have it."""
-    boot_id, build_id = identity.boot_id() or "", identity.build_id()
-    host, release = identity.hostname(), identity.release()
-    return Boot(0, boot_id, host, release, build_id, kallsyms.text_start())
+    return Boot(
+        0,
+        identity.boot_id() or "",
+        identity.hostname(),
+        identity.release(),
+        identity.build_id(),
+        kallsyms.text_start(),
+        identity.possible_nodes(),
+    )
 
 
 def preferred(boots: list[Boot]) -> Boot | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from functools import cached_property
 
 from ksym_plugin.history.details import Functions, Programs
 from ksym_plugin.history.schema import (
@@ -90,12 +91,14 @@ class Session(Record):
 
 _AT_PAGE = (
     f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ? UNION ALL"
-    f" SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND id IN"
-    " (SELECT lifetime FROM span WHERE page = ?) ORDER BY loaded, id"
+    # The plus keeps SQLite from reading the boot's whole index for the few of the page.
+    f" SELECT {COLUMNS} FROM lifetime WHERE +boot = ? AND id IN"
+    " (SELECT lifetime FROM span WHERE page = ? AND lifetime BETWEEN ? AND ?)"
+    " ORDER BY loaded, id"
 )
 _BOUNDS = (
-    "SELECT (SELECT min(start) FROM lifetime), (SELECT max(start) FROM lifetime),"
-    " (SELECT max(page) FROM span)"
+    "SELECT (SELECT min(start) FROM lifetime WHERE boot = ?1),"
+    " (SELECT max(start) FROM lifetime WHERE boot = ?1), (SELECT max(page) FROM span)"
 )
 _BPF_STARTS_IN = (
     "SELECT 1 FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ?"
@@ -159,7 +162,7 @@ class BootHistory:
             )
         ]
         # Nothing was ever loaded at most kernel addresses: those are not looked up.
-        first, last, span = query(self._database, self._path, _BOUNDS)[0]
+        first, last, span = self._rows(_BOUNDS)[0]
         self._first_page = unsigned(first or 0) >> PAGE_SHIFT
         self._last_page = max(unsigned(last or 0) >> PAGE_SHIFT, span or 0)
         for loss in self.losses:
@@ -374,7 +377,8 @@ class BootHistory:
         needed = self._needed[page] = set()
         first = page << PAGE_SHIFT
         last = first + (1 << PAGE_SHIFT) - 1
-        for row in self._rows(_AT_PAGE, signed(first), signed(last), self.boot.row, page):
+        bounds = (signed(first), signed(last), self.boot.row, page, *self._ids)
+        for row in self._rows(_AT_PAGE, *bounds):
             lifetime = self._lifetime(row)
             start, end = lifetime.symbol.start, lifetime.symbol.end
             if start < first:
@@ -386,6 +390,13 @@ class BootHistory:
                 self._entered.add(lifetime.row)
             self._timeline.enter(lifetime)
         return needed
+
+    @cached_property
+    def _ids(self) -> tuple[int, int]:
+        """The first and the last row of this boot; there are other boots' between them."""
+        first, last = self._rows("SELECT min(id), max(id) FROM lifetime WHERE boot = ?")[0]
+        is_growing = any(session.writing for session in self.sessions)
+        return first or 0, _FOREVER if is_growing else last or 0
 
     def _times_uncovered(self) -> list[tuple[int, int]]:
         """The times before, between and after the sessions, each from when to when."""

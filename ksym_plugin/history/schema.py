@@ -69,9 +69,7 @@ CREATE TABLE lifetime (
   loaded INTEGER NOT NULL, loading INTEGER NOT NULL,
   unloaded INTEGER, unloading INTEGER,
   prog_id INTEGER, pid INTEGER, comm TEXT, module TEXT);
-CREATE INDEX lifetime_start ON lifetime (start);
 CREATE TABLE span (page INTEGER NOT NULL, lifetime INTEGER NOT NULL REFERENCES lifetime);
-CREATE INDEX span_page ON span (page);
 CREATE TABLE line_table (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, data BLOB NOT NULL);
 CREATE TABLE function_table (
   id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, data BLOB NOT NULL);
@@ -92,6 +90,15 @@ PRAGMA user_version = {FORMAT};
 
 #: For a file that was begun without this column.
 ADD_NODES = "ALTER TABLE boot ADD COLUMN nodes INTEGER NOT NULL DEFAULT 1"
+#: One boot is looked into at a time, and boots use the same pages. Indexes are no part of the
+#: format: a writer brings those of older files up to this.
+INDEXES = (
+    "DROP INDEX IF EXISTS lifetime_start",
+    "DROP INDEX IF EXISTS span_page",
+    "CREATE INDEX IF NOT EXISTS lifetime_place ON lifetime (boot, start)",
+    "CREATE INDEX IF NOT EXISTS span_place ON span (page, lifetime)",
+)
+
 COLUMNS = (
     "id, start, size, name, kind, open_ended, loaded, loading, unloaded, unloading,"
     " prog_id, pid, comm, module"

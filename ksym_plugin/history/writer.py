@@ -16,6 +16,7 @@ from ksym_plugin.history import details
 from ksym_plugin.history.schema import (
     ADD_NODES,
     COLUMNS,
+    INDEXES,
     KINDS,
     PAGE_SHIFT,
     SCHEMA,
@@ -94,6 +95,8 @@ class HistoryWriter:
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("BEGIN IMMEDIATE")
         self._refuse_second_writer()
+        for statement in INDEXES:
+            database.execute(statement)
         self.boot = self._boot_row(text_start)
         (before,) = database.execute(
             "SELECT max(covered) FROM session WHERE boot = ?", (self.boot,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import stat
@@ -274,6 +275,38 @@ def test_look_up_never_crosses_a_boot_or_a_host(
         ]
         for number, boot in enumerate(boots):
             assert answers(history, boot) == [f"bpf_prog_{number:016x}_p exact"]
+
+
+def test_other_boots_cost_a_look_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work is counted in steps of SQLite's virtual machine, by hundreds."""
+    path = str(tmp_path / "h.db")
+    steps = []
+    for number in range(12):
+        monkeypatch.setattr(identity, "boot_id", lambda number=number: f"boot {number}")
+        changes = [load(BASE + 0x800 * at, 0x1800, A, 10 + at) for at in range(0, 400, 3)]
+        record(path, changes, covered=1_000)
+        if number == 1:  # As files were once begun.
+            with contextlib.closing(sqlite3.connect(path)) as database:
+                for name in ("lifetime_place", "span_place"):
+                    database.execute(f"DROP INDEX {name}")
+                database.execute("CREATE INDEX lifetime_start ON lifetime (start)")
+                database.execute("CREATE INDEX span_page ON span (page)")
+            assert steps_of(path, 0)
+        steps.append([steps_of(path, which) for which in (0, -1)])
+    assert max(steps[-1]) <= 1.2 * max(steps[0])
+
+
+def steps_of(path: str, which: int) -> int:
+    """What it takes to look up every page in one of the boots, the first recorded first."""
+    steps = []
+    with History(path) as history:
+        past = history.recorded(history.boots()[which])
+        history._database.set_progress_handler(lambda: steps.append(1), 100)
+        for at in range(0, 400, 3):
+            assert told(past.at(BASE + 0x800 * at + 0x1000, 900)) == f"{A} exact"
+    return len(steps)
 
 
 def answers(history: History, boot: Boot) -> list[object]:
