@@ -3,7 +3,8 @@
 bcc reads /proc/kallsyms once in a process and has no symbol's end: a program loaded later is
 named after whatever lies below it. From ``install`` on, ``BPF.ksym``, ``BPF.ksymname``, and
 ``BPF.sym`` for kernel addresses, answer as of when they are called; what has no name is
-``[unknown]``. Addresses that were sampled earlier get the names of now: bcc passes no time.
+``[unknown]``. bcc passes no time: an address that several BPF symbols have had since ``install``,
+or may have had, gets the last one's name with a question mark.
 
     python3 -m ksym_plugin.bcc /usr/sbin/profile-bpfcc -K 5
 
@@ -13,9 +14,11 @@ runs one of bcc's tools that way, unmodified. bcc is iovisor's, as distributions
 from __future__ import annotations
 
 import sys
+import time
 
 from ksym_plugin.sources import bcc_loader
 from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.symbols import Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,15 +37,20 @@ class KernelSymbols:
 
     def __init__(self, manager: KsymPluginManager) -> None:
         self.manager = manager
+        self._since = time.monotonic_ns()
 
     def resolve(self, address: int, _demangle: bool) -> tuple[bytes | None, int, bytes | None]:
         """Name, offset and module of an address; (None, address, None) without a name."""
         from ksym_hooks import is_frame
+        from ksym_plugin import plugin
 
         hook = self.manager.hook
         (answer,) = hook.ksym_resolve_frames(addresses=[address], time=None, clock="monotonic")
         if not is_frame(answer):
             return None, address, None
+        follower = plugin.begin()
+        if isinstance(answer, Frame) and follower is not None:
+            answer = follower.table.for_all_since(answer, self._since)
         name: str = hook.ksym_format_frame(frame=answer)
         module = (answer.module or "").strip("[]").encode() or _CORE
         return name.encode(), answer.offset, module

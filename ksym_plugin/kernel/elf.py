@@ -12,6 +12,7 @@ import struct
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
+from itertools import islice
 from operator import le, lt
 
 from ksym_plugin.kernel import cache
@@ -20,7 +21,7 @@ from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from elftools.elf.elffile import ELFFile
     from elftools.elf.sections import Section
@@ -315,55 +316,62 @@ def _unpacked(path: str) -> Iterator[str]:
 
 def _unpack(path: str, fd: int) -> None:
     """Write what a file holds to ``fd``; ValueError for what cannot be unpacked here."""
-    if path.endswith(".zst"):
-        _run(["zstd", "-dcq", path], fd)
-    elif path.endswith(".xz"):
-        import lzma
-
-        with lzma.open(path) as packed:
-            _copy(packed.read, fd, lzma.LZMAError)
-    elif path.endswith(".gz"):
-        import gzip
-        import zlib
-
-        with gzip.open(path) as zipped:
-            _copy(zipped.read, fd, zlib.error)
-    else:
-        raise ValueError("it is packed in an unknown way")
-
-
-def _copy(read: Callable[[int], bytes], fd: int, damage: type[Exception]) -> None:
-    left = _MOST_BYTES
-    while left > 0:
-        try:
-            data = read(_CHUNK)
-        except damage as error:
-            raise ValueError(error) from None
-        if not data:
-            return
-        left -= os.write(fd, data)
-
-
-def _run(command: list[str], fd: int) -> None:
-    """What Python before 3.14 cannot unpack: a program may."""
+    import gzip
+    import lzma
     import subprocess
 
     try:
-        quiet = subprocess.DEVNULL
-        subprocess.run(command, stdin=quiet, stdout=fd, stderr=quiet, check=True)
-    except subprocess.CalledProcessError as error:
+        if path.endswith(".zst"):
+            # Python before 3.14 cannot unpack it: a program may.
+            quiet, call = subprocess.DEVNULL, ["zstd", "-dcq", path]
+            subprocess.run(call, stdin=quiet, stdout=fd, stderr=quiet, check=True)
+        elif path.endswith((".xz", ".gz")):
+            with lzma.open(path) if path.endswith(".xz") else gzip.open(path) as packed:
+                parts = iter(lambda: packed.read(_CHUNK), b"")
+                for part in islice(parts, _MOST_BYTES // _CHUNK):
+                    os.write(fd, part)
+        else:
+            raise ValueError("it is packed in an unknown way")
+    except (lzma.LZMAError, zlib.error, subprocess.CalledProcessError) as error:
         raise ValueError(error) from None
 
 
 @contextlib.contextmanager
 def open_elf(path: str) -> Iterator[ELFFile]:
     """The file, closed at the end; what is wrong with it becomes an ElfError."""
+    from elftools.common.exceptions import ELFCompressionError, ELFError
+    from elftools.construct import ConstructError
     from elftools.elf.elffile import ELFFile
 
-    with _damage_refused(path), open(path, "rb") as file:
-        elf = ELFFile(file)
-        _check_sections(elf, os.fstat(file.fileno()).st_size)
-        yield elf
+    # What pyelftools lets through where a damaged file leads it astray.
+    wrong = (ELFError, ConstructError, struct.error, zlib.error)
+    astray = (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+    )
+    try:
+        with open(path, "rb") as file:
+            elf = ELFFile(file)
+            _check_sections(elf, os.fstat(file.fileno()).st_size)
+            yield elf
+    except OSError as error:
+        raise ElfError(
+            f"{path} cannot be read ({error.strerror})", "name a readable vmlinux"
+        ) from None
+    except ELFCompressionError:
+        raise ElfError(
+            f"{path} has sections that are compressed in a way not understood, or damaged",
+            "expand them (objcopy --decompress-debug-sections) and name what that makes",
+        ) from None
+    except (*wrong, *astray):
+        raise ElfError(
+            f"{path} is no ELF file, or a damaged one", "name a vmlinux, not a vmlinuz"
+        ) from None
 
 
 def has_dwarf(path: str) -> bool:
@@ -383,40 +391,6 @@ def has_dwarf(path: str) -> bool:
                 if int.from_bytes(kind, "little" if elf.little_endian else "big") != _ZLIB:
                     raise ELFCompressionError(name)
     return True
-
-
-@contextlib.contextmanager
-def _damage_refused(path: str) -> Iterator[None]:
-    """Makes an ElfError of what is wrong with a file that is being read."""
-    from elftools.common.exceptions import ELFCompressionError, ELFError
-    from elftools.construct import ConstructError
-
-    # What pyelftools lets through where a damaged file leads it astray.
-    wrong = (ELFError, ConstructError, struct.error, zlib.error)
-    astray = (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        NotImplementedError,
-        TypeError,
-        ValueError,
-    )
-    try:
-        yield
-    except OSError as error:
-        raise ElfError(
-            f"{path} cannot be read ({error.strerror})", "name a readable vmlinux"
-        ) from None
-    except ELFCompressionError:
-        raise ElfError(
-            f"{path} has sections that are compressed in a way not understood, or damaged",
-            "expand them (objcopy --decompress-debug-sections) and name what that makes",
-        ) from None
-    except (*wrong, *astray):
-        raise ElfError(
-            f"{path} is no ELF file, or a damaged one", "name a vmlinux, not a vmlinuz"
-        ) from None
 
 
 def _check_sections(elf: ELFFile, size: int) -> None:

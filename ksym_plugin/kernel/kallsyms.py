@@ -40,7 +40,7 @@ from ksym_plugin.timeline.symbols import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ksym_plugin.timeline.packed import FunctionRow
     from ksym_plugin.timeline.symbols import Reason
@@ -223,25 +223,35 @@ def text_start(path: str = KALLSYMS) -> int | None:
 
     The same answer as ``Kallsyms.text_start``, at a hundredth of the cost.
     """
-    stext = total = 0
+    found: dict[str, int] = {}
+    total = 0
     try:
         for block in blocks(path, _START_BLOCK):
-            total += len(block)
             text = KallsymsText()
             text.add(block)
-            for line in text.lines:
-                if line.endswith(_STARTS[0]):
-                    return address_of(line) or None
-                if line.endswith(_STARTS[1]):
-                    stext = address_of(line)
-                elif stext and address_of(line) > stext:
-                    # kallsyms lists the image by address, and _text comes no later.
-                    return stext
-            if total > _START_BYTES:
+            found = {**_anchors(text.lines), **found}
+            total += len(block)
+            if ANCHORS[0] in found or total > _START_BYTES:
                 break
     except OSError:
         return None
-    return stext or None
+    return _first_anchor(found)
+
+
+def _anchors(lines: Iterable[bytes]) -> dict[str, int]:
+    """Where ``_text`` and ``_stext`` are."""
+    found: dict[str, int] = {}
+    for line in lines:
+        if line.endswith(_STARTS):
+            found.setdefault(line[_NAME:].decode(), address_of(line))
+            if len(found) == len(_STARTS):
+                break
+    return found
+
+
+def _first_anchor(found: dict[str, int]) -> int | None:
+    """The address of the preferred one; None where it is hidden."""
+    return next((found[name] or None for name in ANCHORS if name in found), None)
 
 
 class Tail:
@@ -442,20 +452,13 @@ class Kallsyms:
     @property
     def anchors(self) -> dict[str, int]:
         """Where ``_text`` and ``_stext`` are, if they are listed and not hidden."""
-        found: dict[str, int] = {}
-        for line in () if self.hidden else self._lines:
-            if line.endswith(_STARTS):
-                found.setdefault(line[_NAME:].decode(), address_of(line))
-                if len(found) == len(_STARTS):
-                    break
-        return found
+        return {} if self.hidden else _anchors(self._lines)
 
     @property
     def text_start(self) -> int | None:
         """The address of ``_text``, else of ``_stext``: it differs from boot to boot
         (KASLR), so it shows whether an address and this table belong together."""
-        found = self.anchors
-        return next((found[name] for name in ANCHORS if name in found), None)
+        return _first_anchor(self.anchors)
 
     def is_kernel(self, address: int) -> bool:
         """Whether the address is in kernel space, going by this table's word size.

@@ -86,6 +86,14 @@ class Table:
             late = late or (lost is not None and at >= lost.until)
         return [_uncertain(frame) for frame in frames] if late else frames
 
+    def for_all_since(self, frame: Frame, since: int) -> Frame | Reason:
+        """A frame of now, GAP where samples since then may have another name."""
+        with self.lock:
+            timeline, lost = self.tracker.timeline, self.tracker.lost
+            names = timeline.names_since(frame.address, since)
+            is_lost = lost is not None or timeline.lost_between(since, time.monotonic_ns())
+        return _uncertain(frame) if is_lost or len(names) > 1 else frame
+
     def to_monotonic(self, clock: str, time_ns: int) -> int:
         """See ``ClockMap.to_monotonic``."""
         return self._clocks.to_monotonic(clock, time_ns)

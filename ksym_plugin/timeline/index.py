@@ -203,13 +203,6 @@ class AddressIndex:
             for bucket in by_number.get(number, ())
         }
 
-    def open_between(self, start: int, end: int) -> Iterator[list[Lifetime]]:
-        """What started from ``start`` on before ``end``, where an open-ended symbol did."""
-        for page in range(start >> PAGE_SHIFT, ((end - 1) >> PAGE_SHIFT) + 1):
-            for at in self.open_pages.get(page, ()):
-                if start <= at < end:
-                    yield self.starts[at]
-
     def is_among_bpf(self, address: int, nodes: int) -> bool:
         """Whether a BPF symbol may be in one area with the address: ``AREA_SHIFT``."""
         number = address >> AREA_SHIFT
@@ -218,7 +211,7 @@ class AddressIndex:
     def starting_between(self, low: int, high: int) -> Iterator[list[Lifetime]]:
         """What started from ``high`` down to ``low``, inclusive, on pages of ``open_pages``."""
         for page in range(high >> PAGE_SHIFT, (low >> PAGE_SHIFT) - 1, -1):
-            starts = self._starts_in[page]
+            starts = self._starts_in.get(page, [])
             within = starts[bisect_left(starts, low) : bisect_right(starts, high)]
             for start in reversed(within):
                 yield self.starts[start]

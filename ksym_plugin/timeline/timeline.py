@@ -202,6 +202,22 @@ class Timeline:
             return self._miss(address, True, time) if has_left else self._hit(best, time)
         return self._hit(best, time) if self._gap_ends else (best, EXACT)
 
+    def names_since(self, address: int, since: int) -> set[str]:
+        """The names of all that had ``address`` at any time since, or may have run there still."""
+        groups = [bucket.lifetimes for bucket in self._index.buckets_at(address)]
+        groups += [self._starts[at] for at in self._open_pages.get(address >> PAGE_SHIFT, ())]
+        names = set()
+        for lifetimes in groups:
+            for lifetime in reversed(lifetimes):
+                symbol, ended = lifetime.symbol, lifetime.unloaded_latest
+                may_run = ended is None or ended + grace(lifetime) >= since
+                if may_run and symbol.start <= address < symbol.end:
+                    names.add(symbol.name)
+                if lifetime.loaded_latest <= since:
+                    # It had replaced all that came before.
+                    break
+        return names
+
     def started_at(self, start: int) -> list[Lifetime]:
         """All lifetimes that began at an address, by load."""
         return self._starts.get(start, [])
@@ -397,7 +413,7 @@ class Timeline:
             else:
                 if first:
                     return True
-        for same_start in self._index.open_between(start, end):
+        for same_start in self._index.starting_between(start, end - 1):
             at = loaded_by(same_start, time)
             other = same_start[at - 1]
             if at and other is not lifetime and loaded_after(other, lifetime):

@@ -13,7 +13,8 @@ from ksym_hooks import hookimpl
 from ksym_plugin import bcc
 from ksym_plugin.plugin import follower
 from ksym_plugin.timeline.errors import SourceError
-from tests.unit.helpers import BASE, load
+from ksym_plugin.timeline.symbols import Loss
+from tests.unit.helpers import BASE, load, unload
 from tests.unit.hosts import Scripted, tasks, wait_until
 from tests.unit.plugin.test_plugin import TEXT, A, statics
 
@@ -82,6 +83,27 @@ def test_a_program_loaded_later_is_named(source):
     source.put(load(BASE + 64, 64, later, time.monotonic_ns()))
     wait_until(lambda: BPF.ksym(BASE + 64) == later.encode())
     assert BPF.ksymname(later.encode()) == BASE + 64
+
+
+def test_an_address_of_several_programs_names_none_of_them_for_certain(source):
+    bcc.install()
+    again, other = BASE + 0x1000, "bpf_prog_cccccccccccccccc_other"
+    now = time.monotonic_ns()
+    source.put(unload(BASE, now, A), load(BASE, 64, other, now + 1))
+    source.put(load(again, 64, A, now), unload(again, now + 1, A), load(again, 64, A, now + 2))
+    wait_until(lambda: BPF.ksym(again) != b"[unknown]")
+    assert BPF.ksym(BASE + 4, True, True) == f"{other}?+0x4 [bpf]".encode()
+    # The same program once more has the same name.
+    assert BPF.ksym(again) == A.encode()
+    assert BPF.ksym(TEXT + 4) == b"start_kernel"
+
+
+def test_after_a_loss_there_may_have_been_others(source):
+    bcc.install()
+    assert BPF.ksym(BASE) == A.encode()
+    now = time.monotonic_ns()
+    source.put(Loss(now, now + 1, "ring full"))
+    wait_until(lambda: BPF.ksym(BASE) == f"{A}?".encode())
 
 
 def test_installing_twice_is_installing_once_and_uninstalling_gives_all_back(source):

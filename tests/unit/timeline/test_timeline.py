@@ -101,6 +101,22 @@ def test_at_equals_brute_force(held: list[Held]) -> None:
         check_exact(timeline, held, address, time)
 
 
+@given(histories(images=True))
+@settings(max_examples=60)
+def test_names_since_a_time_are_those_of_all_that_can_have_run(held: list[Held]) -> None:
+    timeline = timeline_of(*changes_of(held))
+    for address, since in questions(held):
+        there = [one for one in held if one.start <= address < one.end]
+        surely = {one.name for one in there if one.unloaded is None or one.unloaded > since}
+        reported = [one for one in held if one.start <= address < one.reported_end]
+        perhaps = {
+            one.name
+            for one in reported
+            if one.unloaded is None or one.unloaded + GRACE_SPAN >= since
+        }
+        assert surely <= timeline.names_since(address, since) <= perhaps
+
+
 @given(histories())
 @settings(max_examples=100)
 def test_live_equals_brute_force(held: list[Held]) -> None:
