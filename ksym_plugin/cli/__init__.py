@@ -44,14 +44,14 @@ class Commands(click.Group):
     """The group: lists its commands in the order of use, and turns errors into sentences."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [str(module.command.name) for _, modules in _SECTIONS for module in modules]
+        return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, self.list_commands(ctx)))
+        width = max(map(len, self.commands))
         for title, modules in _SECTIONS:
-            commands = [module.command for module in modules]
             with formatter.section(title):
-                rows = [(str(cmd.name).ljust(width), cmd.get_short_help_str()) for cmd in commands]
+                names = [str(module.command.name) for module in modules]
+                rows = [(n.ljust(width), self.commands[n].get_short_help_str()) for n in names]
                 formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -63,7 +63,7 @@ class Commands(click.Group):
         except KsymError as error:
             raise Failure(str(error)) from None
         except BrokenPipeError:
-            _silence_stdout()
+            _flush_stdout()
             ctx.exit(_BROKEN_PIPE)
         except OSError as error:
             _flush_stdout()
@@ -73,20 +73,13 @@ class Commands(click.Group):
         return result
 
 
-def _silence_stdout() -> None:
-    """Have what is still buffered go nowhere, as it must not fail again at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-
-
 def _flush_stdout() -> None:
     """Write what is still buffered; what cannot be written must not fail again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
-        _silence_stdout()
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _sentence(error: OSError) -> str:

@@ -61,19 +61,16 @@ _NAMES = b"looking up thread names"
 _SECOND = 1_000_000_000
 
 
-class Frame(NamedTuple):
-    """A frame as folded stacks write it, and whether it is a Python function."""
-
-    text: str
-    is_python: bool
-
-
 class Stack:
-    """A stack, root first: ``python`` are its Python functions, ``frames`` also native ones."""
+    """A stack, root first, of frames as folded stacks write them.
+
+    ``python`` are its Python functions. ``frames`` are native ones too, each with whether it
+    is a Python function.
+    """
 
     def __init__(self, frames: Iterable[tuple[str, bool]]) -> None:
-        self.frames = tuple(Frame(*frame) for frame in frames)
-        self.python = tuple(frame.text for frame in self.frames if frame.is_python)
+        self.frames = tuple(frames)
+        self.python = tuple(text for text, is_python in self.frames if is_python)
 
 
 @dataclass
@@ -195,13 +192,13 @@ class _Reader:
             return _Sample(pid, tid, Stack(self._frames[n] for n in rest))
         return _Sample(pid, None, Stack(()))
 
-    def _frame(self, frame: dict[str, Any]) -> Frame:
+    def _frame(self, frame: dict[str, Any]) -> tuple[str, bool]:
         name, file = str(frame["name"]), str(frame.get("file") or "")
         if not self._has_native or file.endswith(_PYTHON_FILE) or file[:1] == "<":
-            return Frame(function_frame(name, file), True)
+            return function_frame(name, file), True
         if name.startswith("0x"):  # An address without a symbol: it differs in each process.
             name = f"[{file.rpartition('/')[2]}]"
-        return Frame(for_stacks(name), False)
+        return for_stacks(name), False
 
 
 @dataclass

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -215,3 +216,21 @@ def _is_at_work(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def test_proc_tells_of_processes_and_threads() -> None:
+    call = ["sh", "-c", "sleep 100 & echo $!; wait"]
+    with subprocess.Popen(call, stdout=subprocess.PIPE) as shell:
+        assert shell.stdout is not None
+        inner = int(shell.stdout.readline())
+        assert set(module.family(os.getpid())) >= {os.getpid(), shell.pid, inner}
+        assert module.family(shell.pid) == [shell.pid, inner]
+        assert module.thread_ids(inner) == [inner]
+        assert module.thread_status(inner)["PPid"] == [str(shell.pid)]
+        assert module.thread_status(threading.get_native_id())["Tgid"] == [str(os.getpid())]
+        os.kill(inner, signal.SIGKILL)
+    assert module.thread_ids(inner) == []
+    assert module.thread_status(inner) == {}
+    assert module.family(inner) == [inner]
+    assert module.mapped_files(inner) == b""
+    assert os.fsencode(os.path.realpath(sys.executable)) in module.mapped_files(os.getpid())
