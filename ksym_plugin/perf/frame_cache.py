@@ -15,46 +15,6 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.symbols import Frame
 
 
-class CoreFrames:
-    """Pieces of frames at addresses that neither BPF nor a module ever had.
-
-    ``leaves`` are those of samples' first frames, which with source lines differ from
-    ``callers`` at the same address; else both are one.
-    """
-
-    __slots__ = ("_inlined", "callers", "leaves", "met")
-
-    def __init__(self, with_lines: bool) -> None:
-        self.callers: dict[int, Piece] = {}
-        self.leaves: dict[int, Piece] = {} if with_lines else self.callers
-        #: The frames of the current sample: name, whether it is the leaf, piece.
-        self.met: dict[int, tuple[object, bool, Piece]] = {}
-        #: Addresses that stand for several frames.
-        self._inlined: set[int] = set()
-
-    def is_inlined_into(self, address: int, name: object) -> bool:
-        """Whether another function was met at this address: it is inlined into this one."""
-        first = self.met.get(address)
-        return first is not None and first[0] != name
-
-    def meet(self, address: int, name: object, is_leaf: bool, piece: Piece) -> None:
-        """A frame of the current sample; ``name`` tells functions at one address apart."""
-        if self.met.setdefault(address, (name, is_leaf, piece))[0] != name:
-            self._inlined.add(address)
-
-    def keep(self, has_chain: bool) -> None:
-        """Keep the frames of a sample that has ended.
-
-        Not where an address has several pieces: perf expands inlined functions to
-        frames with one address, all of them in a callchain and none without.
-        """
-        if has_chain:
-            for address, (_, is_leaf, piece) in self.met.items():
-                if address not in self._inlined:
-                    (self.leaves if is_leaf else self.callers)[address] = piece
-        self.met.clear()
-
-
 class LifetimeFrames:
     """Pieces of frames of BPF and of modules, each for as long as nothing changes where it is.
 
@@ -80,14 +40,9 @@ class LifetimeFrames:
         cached.times += 1
         return cached.piece
 
-    def keep(
-        self, node: dict[str, Any], answer: Frame, decision: Frame | str, name: str, piece: Piece
-    ) -> None:
-        """Keep a frame that the history gave ``answer`` for.
-
-        ``name`` is perf's, which the decision was made against.
-        """
-        if self._history is None or answer.lifetime is None or answer.certainty != EXACT:
+    def keep(self, node: dict[str, Any], decision: Frame, name: str, piece: Piece) -> None:
+        """Keep a frame that the history gave, against perf's ``name``."""
+        if self._history is None or decision.lifetime is None or decision.certainty != EXACT:
             return
         address, symbol = node["ip"], node.get("sym")
         since, until = self._history.validity(address)
@@ -104,10 +59,7 @@ class LifetimeFrames:
             self._count(cached)
 
     def _count(self, cached: _Cached) -> None:
-        if isinstance(cached.decision, str):
-            self._tally.confirmed += cached.times
-        else:
-            count(cached.decision, cached.name, self._tally, cached.times)
+        count(cached.decision, cached.name, self._tally, cached.times)
         cached.times = 0
 
 
@@ -117,9 +69,7 @@ class _Cached:
 
     __slots__ = ("decision", "dso", "name", "piece", "since", "symbol", "times", "until")
 
-    def __init__(
-        self, since: int, until: int, decision: Frame | str, name: str, piece: Piece
-    ) -> None:
+    def __init__(self, since: int, until: int, decision: Frame, name: str, piece: Piece) -> None:
         self.since = since
         self.until = until
         self.decision = decision

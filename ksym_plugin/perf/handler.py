@@ -13,28 +13,13 @@ import sys
 from ksym_plugin.history.locate import Choice
 from ksym_plugin.kernel.clocks import CLOCKS
 from ksym_plugin.perf import data, session
-from ksym_plugin.perf.frame_cache import CoreFrames, LifetimeFrames
-from ksym_plugin.perf.namer import (
-    Tally,
-    decide,
-    format_dso,
-    format_name,
-    is_core,
-    unnamed_dso,
-)
-from ksym_plugin.perf.output import TextOutput, give_up_output, say
+from ksym_plugin.perf.frame_cache import LifetimeFrames
+from ksym_plugin.perf.namer import Namer, format_name, located
+from ksym_plugin.perf.output import INLINED, TextOutput, give_up_output, say
 from ksym_plugin.perf.session import SampleClock
 from ksym_plugin.stacks.names import strip_nul
-from ksym_plugin.timeline.resolver import FIRST_MARKER, Locator, Resolver
-from ksym_plugin.timeline.symbols import (
-    BPF_MODULE,
-    EXACT,
-    KERNEL,
-    MODULE,
-    UNKNOWN_ADDRESS,
-    Frame,
-    Reason,
-)
+from ksym_plugin.timeline.resolver import FIRST_MARKER, Locator
+from ksym_plugin.timeline.symbols import Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +29,7 @@ if TYPE_CHECKING:
     from ksym_plugin.kernel.dwarf import ImageLines
     from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
+    from ksym_plugin.perf.namer import Decision
     from ksym_plugin.perf.output import Output, Piece
 
     #: An entry of a callchain, as perf hands it over.
@@ -127,7 +113,6 @@ class Handler:
     """One run over one perf.data. ``process_event`` and ``trace_end`` are perf's to call."""
 
     def __init__(self, options: Options, data_path: str | None) -> None:
-        self.tally = Tally()
         self.recorded = data.read(data_path)
         self._output = choose_output(options, data_path, self.recorded)
         self._user = self._output.user
@@ -136,45 +121,46 @@ class Handler:
         self._session = session.open_session(
             options.choice, data_path, self.recorded, options.clock
         )
-        self._past = self._session.lookup
-        self._has_modules = self._past is not None and self._past.has_modules
         self._clock = SampleClock(options.clock, self._session.clock_map)
         #: Waits until a history that is being written covers a time.
         self._follow = self._session.follower()
         self._covered = 0
-        self._image: Image | None = None
         self._kernel_lines: ImageLines | None = None
         try:
-            if options.vmlinux is not None:
-                self._open_image(options.vmlinux, options.lines)
+            image = self._open_image(options.vmlinux, options.lines)
         except BaseException:
             self.close()
             raise
-        self._resolver = Resolver(self._past, self._image)
-        #: Whether the running system's own table, or the vmlinux in front of it, was asked for.
-        self._has_statics = self._image is not None
+        # A vmlinux stands in front of the running system's table.
+        running = self._session.running() if image is None else None
+        self._namer = Namer(self._session.lookup, running, statics=image)
+        self.tally = self._namer.tally
         wants_lines = options.wants_lines
         self._locator = Locator(self._session.lines, self._kernel_lines) if wants_lines else None
-        self._core = CoreFrames(self._kernel_lines is not None)
+        #: Pieces of frames for which perf's name holds at all times, by address. A leaf's source
+        #: line is not that of a caller at the same address.
+        self._fixed: dict[int, Piece] = {}
+        self._fixed_leaves: dict[int, Piece] = {} if wants_lines else self._fixed
         self._callers = LifetimeFrames(self._session.history, self.tally)
-        #: A leaf's source line is not that of a caller at the same address.
         self._leaves = (
             LifetimeFrames(self._session.history, self.tally) if wants_lines else self._callers
         )
 
-    def _open_image(self, path: str, with_lines: bool) -> None:
+    def _open_image(self, path: str | None, with_lines: bool) -> Image | None:
         from ksym_plugin.kernel.vmlinux import open_lines
 
-        self._image = session.open_kernel(path, self.recorded, self._session)
-        if self._image is not None and with_lines:
-            self._kernel_lines = open_lines(self._image, say, may_raise=False)
+        image = None
+        if path is not None:
+            image = session.open_kernel(path, self.recorded, self._session)
+        if image is not None and with_lines:
+            self._kernel_lines = open_lines(image, say, may_raise=False)
+        return image
 
     def process_event(self, event: dict[str, Any]) -> None:
         """A sample, as perf hands it over."""
         try:
             pieces = self._pieces(event)
         except Exception as error:  # noqa: BLE001 - nothing a sample holds may abort perf
-            self._core.met.clear()  # Nothing is kept of this sample.
             self.tally.failed("passed on as perf had them", error)
             pieces = self._as_perf_had_it(event)
         try:
@@ -191,7 +177,7 @@ class Handler:
             self._give_up_output(error)
         self._callers.close()
         self._leaves.close()
-        for line in self.tally.lines():
+        for line in self._namer.report():
             say(line)
         self.close()
 
@@ -231,12 +217,11 @@ class Handler:
         """
         pieces: list[Piece] = []
         time_ns = None if self._follow is None else self._time(event)
-        frames = self._core
-        core, callers = frames.leaves, frames.callers
+        fixed = self._fixed_leaves
         confirmed = 0
         for node in nodes:
             address = node["ip"]
-            piece = core.get(address)
+            piece = fixed.get(address)
             if piece is not None:
                 confirmed += 1
             elif not _KERNEL_HALF <= address < FIRST_MARKER or node.get("dso") == _VSYSCALL:
@@ -250,60 +235,43 @@ class Handler:
                 if piece is None:
                     piece = self._kernel(node, time_ns, not pieces, chain)
             pieces.append(piece)
-            core = callers
+            fixed = self._fixed
         self.tally.confirmed += confirmed
-        if frames.met:  # Mostly not; a call for each sample would cost too much.
-            frames.keep(bool(chain))
         return pieces
 
     def _kernel(self, node: Node, time_ns: int, is_leaf: bool, chain: Sequence[Node]) -> Piece:
-        address, symbol, dso = node["ip"], node.get("sym"), node.get("dso") or ""
+        """A frame of the kernel's part that is not cached."""
+        address, name, offset = node["ip"], _name(node), node.get("sym_off")
+        dso = strip_nul(node.get("dso") or "")
         if dso.startswith(_GUEST):  # looks like this kernel's, but is another's
             return self._by_perf(node)
-        name = strip_nul(symbol["name"]) if symbol else ""
-        answer = self._resolver.resolve(address, time_ns)
-        if isinstance(answer, Reason) and not name and not self._has_statics:
-            self._load_statics()
-            answer = self._resolver.resolve(address, time_ns)
-        around = name
-        if name and isinstance(answer, Frame) and answer.kind == MODULE:
-            # A function that perf shows as inlined has the address of the one around it.
-            around = _around(node, chain) or name
-        decision = decide(answer, around, dso, self.tally, self._has_modules)
-        if decision is None:
-            return self._output.kernel(address, "", None, unnamed_dso(answer, name, strip_nul(dso)))
-        if decision == around:
-            decision = name
-        if isinstance(decision, Frame):
-            piece = self._named(decision, is_leaf, strip_nul(dso))
-        elif is_core(dso) and _is_fixed(answer):
-            return self._in_core(address, decision, node.get("sym_off"), strip_nul(dso), is_leaf)
-        else:
-            piece = self._output.kernel(address, decision, node.get("sym_off"), strip_nul(dso))
-        if isinstance(answer, Frame):
-            (self._leaves if is_leaf else self._callers).keep(node, answer, decision, around, piece)
-        return piece
-
-    def _named(self, frame: Frame, is_leaf: bool, dso: str) -> Piece:
-        """A frame that the history or a table of the kernel names."""
-        located = None if self._locator is None else self._locator.locate(frame, is_leaf)
-        return self._output.kernel(
-            frame.address, format_name(frame), frame.offset, format_dso(frame, dso), located
-        )
-
-    def _in_core(
-        self, address: int, name: str, offset: int | None, dso: str, is_leaf: bool
-    ) -> Piece:
-        """A frame of the core image; it is cached."""
+        functions: list[str] = _functions_at(node, chain) if name else [""]
+        around = functions[-1]
+        decision, shown = self._namer.decide(address, (time_ns, time_ns), around, dso, offset)
+        if decision == around != name:
+            decision, shown = name, INLINED
         frame: Frame | None = None
-        # Of functions at one address the line is that of the innermost.
-        if self._locator is not None and not self._core.is_inlined_into(address, (name, offset)):
-            location = self._locator.in_image(address, offset, is_leaf)
-            if location is not None:
-                frame = Frame(address, name, offset or 0, None, KERNEL, EXACT, None, location)
-        piece = self._output.kernel(address, name, offset, dso, frame)
-        self._core.meet(address, (name, offset), is_leaf, piece)
+        if self._locator is not None and name == functions[0]:
+            frame = located(self._locator, address, offset, decision, dso, is_leaf)
+        if isinstance(decision, Frame):
+            text, offset = format_name(decision), decision.offset
+        else:
+            text = decision or ""
+        piece = self._output.kernel(address, text, offset, shown, frame)
+        if chain and {*functions} == {name}:
+            self._cache(node, time_ns, decision, is_leaf, piece)
         return piece
+
+    def _cache(
+        self, node: Node, time_ns: int, decision: Decision, is_leaf: bool, piece: Piece
+    ) -> None:
+        """Cache a frame that is the same at other times too."""
+        address, name, dso = node["ip"], _name(node), node.get("dso") or ""
+        window = time_ns, time_ns
+        if isinstance(decision, Frame):
+            (self._leaves if is_leaf else self._callers).keep(node, decision, name, piece)
+        elif decision and self._namer.is_fixed(address, window, name, dso, node.get("sym_off")):
+            (self._fixed_leaves if is_leaf else self._fixed)[address] = piece
 
     def _as_perf_had_it(self, event: dict[str, Any]) -> list[Piece]:
         """The frames of a sample under perf's own names, as far as they can be read."""
@@ -316,13 +284,10 @@ class Handler:
         return pieces
 
     def _by_perf(self, node: Node) -> Piece:
-        address, symbol = node["ip"], node.get("sym")
-        if address < _KERNEL_HALF:
+        if node["ip"] < _KERNEL_HALF:
             return self._output.user(node)
-        name = strip_nul(symbol["name"]) if symbol else ""
-        return self._output.kernel(
-            address, name, node.get("sym_off"), strip_nul(node.get("dso") or "")
-        )
+        dso = strip_nul(node.get("dso") or "")
+        return self._output.kernel(node["ip"], _name(node), node.get("sym_off"), dso)
 
     def _time(self, event: dict[str, Any]) -> int:
         """When a sample was taken, CLOCK_MONOTONIC ns. A history that is written covers it then."""
@@ -331,17 +296,11 @@ class Handler:
             return time_ns
         self._covered, self._clock.clock_map = self._follow(time_ns)
         # Symbols may have come where none had been.
-        self._core = CoreFrames(self._kernel_lines is not None)
+        self._fixed.clear()
+        self._fixed_leaves.clear()
         if time_ns > self._covered:  # The recorder does not get on, or has ended: never wait again.
             self._follow = None
         return self._clock.monotonic(event)
-
-    def _load_statics(self) -> None:
-        """This boot's kallsyms, once a frame wants it: perf mostly names those itself."""
-        self._has_statics = True
-        statics = self._session.kallsyms()
-        if statics is not None:
-            self._resolver = Resolver(self._past, statics)
 
 
 def _leaf(event: dict[str, Any]) -> Node:
@@ -354,22 +313,28 @@ def _leaf(event: dict[str, Any]) -> Node:
     return node
 
 
-def _around(node: Node, chain: Sequence[Node]) -> str:
-    """perf's name of the function that a frame is inlined into: it follows, at one address."""
-    name, is_behind = "", False
-    for other in chain:
-        is_behind = other is node or (is_behind and other["ip"] == node["ip"])
-        symbol = other.get("sym")
-        if is_behind and symbol:
-            name = strip_nul(symbol["name"])
-    return name
+def _name(node: Node) -> str:
+    """perf's name of a frame; empty where it has none."""
+    symbol = node.get("sym")
+    return strip_nul(symbol["name"]) if symbol else ""
 
 
-def _is_fixed(answer: Frame | Reason) -> bool:
-    """Whether the answer is the same at all times: no BPF and no module was ever there."""
-    if isinstance(answer, Frame):
-        return answer.lifetime is None and answer.module != BPF_MODULE
-    return answer is UNKNOWN_ADDRESS
+def _functions_at(node: Node, chain: Sequence[Node]) -> list[str]:
+    """perf's names of the functions at a frame's address, the innermost first.
+
+    perf gives inlined functions frames of their own, with the address of the one around them.
+    """
+    functions: list[str] = []
+    is_met = False
+    for other in chain or (node,):
+        if other["ip"] == node["ip"]:
+            functions.append(_name(other))
+            is_met = is_met or other is node
+        elif is_met:
+            break
+        else:
+            functions.clear()
+    return [name for name in functions if name]
 
 
 def choose_output(options: Options, data_path: str | None, recorded: Recorded) -> Output:

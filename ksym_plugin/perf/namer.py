@@ -1,11 +1,13 @@
-"""Decides a frame's name: perf's own answer against what the history knows.
+"""Decides what a kernel frame is called: perf's own name against what was recorded.
 
-perf's name stands unless the history says otherwise. Then the history decides: it knows
-when each program was there, and perf may not.
+perf's name stands unless what was recorded says otherwise; that knows when each program was
+there, and perf may not. ``timeline.resolver`` says who was at an address, and this module alone
+weighs it against what perf said, whichever way samples are read.
 """
 
 from __future__ import annotations
 
+from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
     AMONG_BPF,
@@ -14,6 +16,7 @@ from ksym_plugin.timeline.symbols import (
     EXACT,
     GAP,
     GRACE,
+    KERNEL,
     LOST,
     MODULE,
     NOT_LOADED,
@@ -22,9 +25,23 @@ from ksym_plugin.timeline.symbols import (
     VACANT,
     Frame,
     Reason,
+    Symbol,
     bpf_kind,
     split_bpf_name,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Optional, Union
+
+    from ksym_plugin.kernel.kallsyms import Kallsyms
+    from ksym_plugin.timeline.resolver import Locator, Lookup, Statics
+
+    #: What a frame is called: by what was recorded, or by perf, or it has no name.
+    Decision = Union[Frame, str, None]
+    #: The running system, asked for once and only if a frame wants it.
+    Running = Callable[[], tuple[Optional[Lookup], Optional[Kallsyms]]]
 
 #: The dso of the core image, as perf writes it.
 KERNEL_DSO = "[kernel.kallsyms]"
@@ -35,6 +52,14 @@ _UNNAMED_BPF = (AMONG_BPF, NOT_LOADED)
 #: What the kernel announces to perf as it does BPF, and not to most of a history's sources:
 #: copies of what kprobes are on, and ftrace's trampolines (``perf_event_ksymbol``).
 _OUT_OF_LINE = ("kprobe_insn_page", "kprobe_optinsn_page", "ftrace_trampoline")
+_CONTRADICTED = "the running system was not asked: perf's own names are not this kernel's"
+_NOT_SHOWN = (
+    "the running system was not asked: nothing in the text shows that it is of this boot"
+    " (name a history with -H)"
+)
+#: How many of perf's names of the core image are compared with the running kernel's table, to
+#: tell whether samples are of this boot.
+_MOST_COMPARED = 64
 #: How many different errors are counted, and how much is kept of the text of each.
 _MOST_ERRORS = 16
 _LONGEST_ERROR = 100
@@ -188,6 +213,166 @@ def decide(
         answer = UNKNOWN_ADDRESS  # A module's function that the static tables lack.
     tally.unknown[answer.text] = tally.unknown.get(answer.text, 0) + 1
     return None
+
+
+class Namer:
+    """Decides what the kernel frames of samples are called, and counts what becomes of them.
+
+    ``lookup`` tells who was where, when, and ``statics`` what does not change. ``running`` gives
+    both of the running system, for frames that still have no name. It is used only as long as
+    perf's own names do not contradict it, and with ``doubt`` only if one agrees.
+    """
+
+    def __init__(
+        self,
+        lookup: Lookup | None = None,
+        running: Running | None = None,
+        doubt: bool = False,
+        statics: Statics | None = None,
+    ) -> None:
+        self.tally = Tally()
+        #: Why the running system is not used, if so.
+        self.problem = ""
+        self._lookup = lookup
+        self._running = running
+        self._doubt = doubt
+        self._has_modules = lookup is not None and lookup.has_modules
+        self._resolver = Resolver(lookup, statics)
+        #: Offsets in their functions, by perf, of addresses of the core image.
+        self._compared: dict[int, int] = {}
+
+    def decide(
+        self, address: int, window: tuple[int, int], name: str, dso: str, offset: int | None
+    ) -> tuple[Decision, str]:
+        """What a frame is called, and the dso that is printed of it, which may be empty.
+
+        The sample was taken in ``window``: its first and last ns (CLOCK_MONOTONIC). ``name``,
+        ``dso`` and ``offset`` are perf's, empty and None where it has none.
+        """
+        answer = self._answer_if_wanting(address, window, name, dso, offset)
+        if answer is COARSE and name:
+            self.tally.coarse += 1
+            return name, dso
+        decision = decide(answer, name, dso, self.tally, self._has_modules)
+        if isinstance(decision, Frame):
+            return decision, format_dso(decision, dso)
+        return decision, dso if decision is not None else unnamed_dso(answer, name, dso)
+
+    def is_fixed(
+        self, address: int, window: tuple[int, int], name: str, dso: str, offset: int | None
+    ) -> bool:
+        """Whether perf's name of a frame, or that it has none, holds at all times.
+
+        perf's name stands for the core image. Nameless is an address of which neither the
+        lookup nor the running system knows anything.
+        """
+        self._note(address, name, dso, offset)
+        if is_bpf_name(name, dso) or (not name and self._running is not None):
+            return False
+        answer = self._answer(address, window)
+        if name and answer is AMONG_BPF:
+            return not is_neighbour(name, dso)
+        if name and isinstance(answer, Frame):
+            return answer.module is None
+        return answer is UNKNOWN_ADDRESS
+
+    def report(self) -> list[str]:
+        """The tally as text, and why the running system was not asked."""
+        return [*self.tally.lines(), *([self.problem] if self.problem else [])]
+
+    def _answer_if_wanting(
+        self, address: int, window: tuple[int, int], name: str, dso: str, offset: int | None
+    ) -> Frame | Reason:
+        """Who was there; the running system is asked too, if the frame wants a name."""
+        self._note(address, name, dso, offset)
+        answer = self._answer(address, window)
+        is_wanting = not name or is_bpf_name(name, dso)
+        if self._running is not None and is_wanting and isinstance(answer, Reason):
+            self._ask_running()
+            answer = self._answer(address, window)
+        return answer
+
+    def _answer(self, address: int, window: tuple[int, int]) -> Frame | Reason:
+        """Who was there from the first to the last instant; COARSE if that has two answers."""
+        answer = self._resolver.resolve(address, window[0])
+        if window[0] == window[1]:
+            return answer
+        return _common(answer, self._resolver.resolve(address, window[1]))
+
+    # The running system
+
+    def _note(self, address: int, name: str, dso: str, offset: int | None) -> None:
+        """Note where a function of the core image begins, by perf."""
+        is_in_core = name and offset is not None and is_core(dso) and not is_bpf_name(name, dso)
+        if self._running is not None and is_in_core and len(self._compared) < _MOST_COMPARED:
+            self._compared[address] = offset or 0
+
+    def _ask_running(self) -> None:
+        if self._doubt and not self._compared:
+            self.problem = _NOT_SHOWN
+            return
+        ask, self._running = self._running, None
+        if ask is None:
+            return
+        self.problem = ""
+        lookup, statics = ask()
+        if statics is None:  # There was a message that says why.
+            return
+        agreeing = _agreeing(self._compared, statics)
+        if agreeing < 0 or (self._doubt and not agreeing):
+            self.problem = _CONTRADICTED if agreeing < 0 else _NOT_SHOWN
+            return
+        self._resolver = Resolver(self._lookup or lookup, statics)
+
+
+def _common(first: Frame | Reason, last: Frame | Reason) -> Frame | Reason:
+    """The answer that holds from the first to the last instant of a window."""
+    if isinstance(first, Frame) and isinstance(last, Frame):
+        # Who was there at both ends was there in between; one of the same name need not be.
+        is_one = first.lifetime is last.lifetime
+        if is_one and first.name == last.name and first.offset == last.offset:
+            return max(first, last, key=_doubtful)
+        return COARSE
+    return first if first is last else COARSE
+
+
+def _doubtful(frame: Frame) -> int:
+    return (EXACT, GRACE).index(frame.certainty) if frame.certainty in (EXACT, GRACE) else 2
+
+
+def _agreeing(offsets: dict[int, int], statics: Kallsyms) -> int:
+    """For how many more of perf's names than not a table has the same start of the function.
+
+    ``offsets`` are those of addresses in their functions, by perf.
+    """
+    agreeing = 0
+    for address, offset in offsets.items():
+        found = statics.find(address)
+        agrees = isinstance(found, Symbol) and found.start == address - offset
+        agreeing += 1 if agrees else -1
+    return agreeing
+
+
+def located(
+    locator: Locator,
+    address: int,
+    offset: int | None,
+    decision: Decision,
+    dso: str,
+    is_leaf: bool,
+) -> Frame | None:
+    """A frame with its source location, or what it traces; None if neither is known.
+
+    ``offset`` is perf's, and ``dso`` what is printed.
+    """
+    if isinstance(decision, Frame):
+        return locator.locate(decision, is_leaf)
+    if decision is None or not is_core(dso):
+        return None
+    location = locator.in_image(address, offset, is_leaf)
+    if location is None:
+        return None
+    return Frame(address, decision, offset or 0, None, KERNEL, EXACT, None, location)
 
 
 def unnamed_dso(answer: Frame | Reason, name: str, dso: str) -> str:

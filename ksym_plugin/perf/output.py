@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 _NO_CPU = 0xFFFF_FFFF
 _FLUSH = 1 << 16
 _UNKNOWN = "[unknown]"
+#: What perf prints for the dso of a function that was inlined into the one below it.
+INLINED = "inlined"
 
 #: perf_event_attr: ``type``, ``size``, ``config``, ``sample_period``, ``sample_type``.
 _ATTR = struct.Struct("=IIQQQ")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ksym_plugin.history.reader import Boot, BootHistory
     from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
+    from ksym_plugin.perf.namer import Running
     from ksym_plugin.perf.repaint import Renamer
     from ksym_plugin.timeline.resolver import Lines
     from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
@@ -145,6 +146,10 @@ class Session:
 
         running = (lambda: (None, statics())) if self.is_this_boot else None
         return Renamer(self.lookup, self.clock_map, clock, running, follow=self.follower())
+
+    def running(self) -> Running | None:
+        """The running kernel's table, where samples are of it, as a ``Namer`` asks for it."""
+        return (lambda: (None, self.kallsyms())) if self.is_this_boot else None
 
     def follower(self) -> Callable[[int], tuple[int, ClockMap]] | None:
         """For a history that is being written: waits until it covers a time."""
