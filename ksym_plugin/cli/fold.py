@@ -16,7 +16,6 @@ from ksym_plugin.history.locate import Choice
 from ksym_plugin.kernel.worker import Worker
 from ksym_plugin.perf import text as grammar
 from ksym_plugin.perf.fold import Folder, FoldOptions, Sums
-from ksym_plugin.stacks.names import decode_name
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
@@ -37,8 +36,6 @@ _CHUNK = 1 << 20
 #: A smaller part is not worth a process.
 _SMALLEST = 4 << 20
 _BLANK = b"\n\n"
-#: How many of the events that are not counted are named.
-_MOST_NAMED = 10
 
 
 def ranges_of(path: str, number: int) -> list[Range]:
@@ -78,8 +75,6 @@ def fold(
     renamer: Renamer | None,
 ) -> None:
     """Fold the parts of a file into ``folder``; what to report of them goes to ``renamer``."""
-    if how.event is None:  # The first of the whole text, not of each part.
-        how.event = folder.event = _first_event(path)
     with contextlib.ExitStack() as stack:
         workers: list[Worker] = []
         for part in parts:
@@ -110,14 +105,6 @@ def _result(worker: Worker) -> Folded:
     return folded
 
 
-def _first_event(path: str) -> bytes | None:
-    probe = Folder(FoldOptions())
-    with open(path, "rb") as file:
-        while probe.event is None and (chunk := file.read(_CHUNK)):
-            probe.feed(chunk)
-    return probe.event
-
-
 def _fold_part(how: FoldOptions, path: str, part: Range, naming: Naming) -> Folded:
     begin, end = part
     with inputs.open_text(path) as text, inputs.renamer(text, *naming, _say_nothing) as renamer:
@@ -126,8 +113,8 @@ def _fold_part(how: FoldOptions, path: str, part: Range, naming: Naming) -> Fold
             file.seek(begin)
             while chunk := file.read(min(_CHUNK, end - begin)):
                 begin += len(chunk)
-                folder.feed(chunk)
-        folder.close()
+                folder.read(chunk)
+        folder.end()
         if renamer is None:
             return folder.sums, None, ""
         return folder.sums, renamer.tally, renamer.problem
@@ -151,12 +138,8 @@ def _say_nothing(_: str) -> None:
 @click.option("--jit", is_flag=True, help="Mark frames compiled at run time with _[j].")
 @click.option("--all", "every", is_flag=True, help="Both --kernel and --jit.")
 @click.option("--addrs", is_flag=True, help="Keep the addresses of frames without a symbol.")
-@click.option(
-    "--event-filter",
-    "event",
-    metavar="EVENT",
-    help="Count this event only.  [default: the first that comes]",
-)
+@options.event
+@options.weight("period")
 @click.option("--inline", is_flag=True, help="Ask addr2line for inlined functions.")
 @click.option("--context", is_flag=True, help="With --inline, source lines too.")
 @click.option("--srcline", is_flag=True, help="Take in source lines (perf script -F +srcline).")
@@ -177,19 +160,21 @@ def command(
     jit: bool,
     every: bool,
     event: str | None,
+    weight: str,
     jobs: int,
     file: str,
     **flags: bool,
 ) -> None:
     """Fold perf script's text, from FILE or stdin: one line a stack, with its count.
 
-    The options are those of stackcollapse-perf.pl. Where there is a history, kernel
-    frames are repaired first, as by ksym annotate, whose output is taken as well.
+    Most options are those of stackcollapse-perf.pl. Different events are never added up.
+    Where there is a history, kernel frames are repaired first, as by ksym annotate, whose
+    output is taken as well.
     """
     how = FoldOptions(
         kernel=kernel or every,
         jit=jit or every,
-        event=event.encode("utf-8", "surrogateescape") if event else None,
+        samples=weight == "samples",
         **flags,
     )
     with inputs.open_text(file) as text, inputs.renamer(text, history, clock) as renamer:
@@ -199,22 +184,16 @@ def command(
             fold(folder, how, file, ranges, (history, clock), renamer)
         else:
             for piece in text.pieces():
-                folder.feed(piece)
-            folder.close()
+                folder.read(piece)
+            folder.end()
         report = renamer.report() if renamer is not None else []
-    sys.stdout.buffer.writelines(folder.sums.lines())
+    counts = folder.sums.counts
+    chosen = counts.choose(event.encode("utf-8", "surrogateescape") if event else None)
+    sys.stdout.buffer.writelines(folder.sums.lines(chosen))
     sys.stdout.buffer.flush()
     for line in report:
         say(line)
-    _say_what_is_not_counted(folder.sums, folder.event)
-
-
-def _say_what_is_not_counted(sums: Sums, event: bytes | None) -> None:
-    if sums.passed_over and event is not None:
-        others = ", ".join(
-            f"{decode_name(other)} ({plural(count, 'sample')})"
-            for other, count in sorted(sums.passed_over.items())[:_MOST_NAMED]
-        )
-        say(f"only {decode_name(event)} is counted; --event-filter takes another: {others}")
-    if sums.unparsed:
-        say(f"{plural(sums.unparsed, 'line')} neither header nor frame, left out")
+    if chosen is not None and counts.others(chosen):
+        say(counts.others(chosen))
+    if folder.sums.unparsed:
+        say(f"{plural(folder.sums.unparsed, 'line')} neither header nor frame, left out")

@@ -9,6 +9,7 @@ import click
 
 from ksym_plugin.history.locate import Choice
 from ksym_plugin.kernel.clocks import CLOCKS
+from ksym_plugin.stacks.frames import WEIGHTS
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -115,6 +116,24 @@ samples_clock = click.option(
     type=click.Choice(CLOCKS),
     help="The clock of the samples, where perf.data does not tell.",
 )
+event = click.option(
+    "--event",
+    metavar="EVENT",
+    help="Count the samples of this event.  [default: the one that has most]",
+)
+
+
+def weight(default: str) -> Callable[[Command], Command]:
+    """What is counted of each sample."""
+    return click.option(
+        "--weight",
+        type=click.Choice(WEIGHTS),
+        default=default,
+        show_default=True,
+        help="Count samples, or add up their periods.",
+    )
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 vmlinux = click.option(
     "--vmlinux", metavar="FILE", help="Name kernel functions from this vmlinux or .debug file."

@@ -340,7 +340,7 @@ def _perf_samples(files: Files) -> tuple[Reader, list[Hit]]:
         if history.path is not None:
             renamer = stack.enter_context(inputs.renamer(text, history, None))
         reader = pyspy_perf.Reader(renamer)
-        return reader, list(reader.read(text.pieces()))
+        return reader, list(reader.hits(text.pieces()))
 
 
 @contextlib.contextmanager

@@ -1,8 +1,4 @@
-"""``perf script`` text to folded stacks: ``task;root;…;leaf count``, one line a stack.
-
-The same frames come again and again. So each line's part of a folded stack is cached, and a
-sample of known lines is a few look-ups and a join.
-"""
+"""``perf script`` text to folded stacks: ``task;root;…;leaf count``, one line a stack."""
 
 from __future__ import annotations
 
@@ -11,18 +7,22 @@ import re
 import subprocess
 
 from ksym_plugin.perf import text
-from ksym_plugin.perf.repaint import SLOW, Weights, rewritten
-from ksym_plugin.perf.repaint import is_kernel as is_this_kernel
+from ksym_plugin.perf.repaint import Renamer, StackReader, renamed
 from ksym_plugin.perf.text import INLINED, UNKNOWN
+from ksym_plugin.stacks.frames import Counts
 from ksym_plugin.stacks.names import bytes_for_stacks
 from ksym_plugin.timeline.symbols import split_bpf_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Union
 
-    from ksym_plugin.perf.repaint import Renamer
-    from ksym_plugin.perf.text import FrameLine
+    from ksym_plugin.perf.repaint import Decision
+    from ksym_plugin.perf.text import FrameLine, Header
+
+    #: A frame's part of a folded stack; the source of the frame above; or nothing.
+    Piece = Union[bytes, tuple[bytes], None]
 
 _KERNEL_HALF_DIGITS = b"89abcdef"
 _BPF_DSO = b"[bpf]"
@@ -36,11 +36,9 @@ _MODULE_FILE = re.compile(rb"\.ko(?:\.[a-z0-9]{2,4})?\Z")
 _IMAGE_FILE = re.compile(rb"vmlinux[A-Za-z0-9._-]*\Z")
 _JIT_FILE = re.compile(rb"/tmp/perf-[0-9]+\.map|/jitted-[^/]*\.so\Z")
 _QUOTES = b"\"'"
+_PYTHON = b"py::"
+_UNKNOWN_TASK = b"[unknown]"
 _BRACKETED = re.compile(rb"\[[^\]]*\]")
-#: A frame as perf aligns it: the parts besides its address and offset, if it has one.
-_FUNCTION = re.compile(
-    rb"\t *[0-9a-f]+(?<=\t.{16}) (?:(.*\S)\+0x[0-9a-f]+( \(.*\))|(.*\)))", re.DOTALL
-)
 #: Digits of a period at the most.
 _LONGEST_COUNT = 18
 #: What has no file that addr2line could read.
@@ -59,16 +57,15 @@ class FoldOptions:
 
     ``kernel``, ``bpf`` and ``jit`` mark such frames with ``_[k]``, ``_[b]`` and ``_[j]``; BPF
     frames are the kernel's without ``bpf``. ``addrs`` keeps the addresses of frames without
-    a symbol. ``pid`` and ``tid`` tell tasks of one name apart. ``event`` is the only one
-    counted, None for the first that comes. ``srcline`` says that a line with the source
-    follows each frame (perf script -F +srcline). ``inline`` asks addr2line what was inlined,
-    with ``context`` also for source lines.
+    a symbol. ``pid`` and ``tid`` tell tasks of one name apart. ``samples`` counts those, and
+    not their periods. ``srcline`` says that a line with the source follows each frame (perf
+    script -F +srcline). ``inline`` asks addr2line what was inlined, with ``context`` also for
+    source lines.
     """
 
-    kernel = bpf = jit = addrs = pid = tid = srcline = inline = context = False
-    event: bytes | None = None
+    kernel = bpf = jit = addrs = pid = tid = samples = srcline = inline = context = False
 
-    def __init__(self, **chosen: bool | bytes | None) -> None:
+    def __init__(self, **chosen: bool) -> None:
         for name, value in chosen.items():
             setattr(self, name, value)
 
@@ -132,8 +129,8 @@ def _output_of(*words: str | bytes) -> bytes:
     return done.stdout
 
 
-def format_frame(frame: FrameLine, how: FoldOptions, is_java: bool) -> bytes:
-    """A frame's part of a folded stack; empty if it has none.
+def format_frame(frame: FrameLine, how: FoldOptions) -> bytes | None:
+    """A frame's part of a folded stack; None if it has none.
 
     Functions that a JIT compiler has inlined become frames of their own, outermost first.
     """
@@ -142,13 +139,11 @@ def format_frame(frame: FrameLine, how: FoldOptions, is_java: bool) -> bytes:
     if not symbol and frame.dso is not None:
         symbol = UNKNOWN if frame.offset or not dso else b" "
     if symbol.startswith(b"(") and not symbol.startswith(_ANONYMOUS):
-        return b""  # A task's name, as old perfs print it.
+        return None  # A task's name, as old perfs print it.
     suffix = _suffix(frame, dso, how)
     names: list[bytes] = []
     for name in _INLINING.split(symbol):
         tidy = format_function(_in_file(frame, dso, how) if name == UNKNOWN else name)
-        if is_java and tidy.startswith(b"L") and b"/" in tidy:
-            tidy = tidy[1:]
         end = b"_[i]" if names else suffix
         names.append(tidy if end in tidy else tidy + end)
     return b";".join(names)
@@ -165,8 +160,11 @@ def format_function(name: bytes) -> bytes:
 
 
 def _without_arguments(name: bytes) -> bytes:
-    """A name up to its outermost parenthesis; not Go's ``pkg.(*T).f`` nor a lambda's own."""
-    if b"(" not in name:
+    """A name up to its outermost parenthesis; not Go's ``pkg.(*T).f`` nor a lambda's own.
+
+    Behind a function of Python stands its file, whose name may hold any.
+    """
+    if b"(" not in name or name.startswith(_PYTHON):
         return name
     depth = 0
     for found in _BRACKET.finditer(name):
@@ -226,231 +224,97 @@ def _is_high(frame: FrameLine) -> bool:
     return len(frame.digits) == 16 and frame.digits[0] in _KERNEL_HALF_DIGITS
 
 
-class Pieces(dict[bytes, "bytes | None"]):
-    """The folded text of lines within a sample; None for a line that folds to nothing.
-
-    A function is sampled at many addresses. Its lines differ in two numbers that are not
-    folded, so the text is also cached by what is left without them.
-    """
-
-    def __init__(self, options: FoldOptions, is_java: bool) -> None:
-        super().__init__()
-        self._how = options
-        self._is_java = is_java
-        self._inliner = Inliner(options.context) if options.inline else None
-        #: By function, for the lower half of the address space and the upper.
-        self._functions: tuple[dict[bytes, bytes], dict[bytes, bytes]] = ({}, {})
-
-    def __missing__(self, line: bytes) -> bytes | None:
-        found = _FUNCTION.fullmatch(line)
-        # 16 digits of which the first is 8 or above.
-        functions = self._functions[line[1:2] > b"7"]
-        key = b""
-        if found is not None and not self._depends_on_address(line):
-            key = found[3] or found[1] + b"+0x" + found[2]
-        piece = functions.get(key)
-        if piece is None:
-            frame = text.parse(line, False)
-            if not isinstance(frame, text.FrameLine):
-                return None
-            piece = self._format(frame)
-            if not piece:
-                return None
-            # Only if the parser agrees on where the name ends: names may hold such numbers.
-            if found is not None and key and (found[3] or frame.name == found[1].lstrip()):
-                text.keep(functions, key, piece)
-        text.keep(self, line, piece)
-        return piece
-
-    def _depends_on_address(self, line: bytes) -> bool:
-        return self._inliner is not None or (self._how.addrs and UNKNOWN in line)
-
-    def _format(self, frame: text.FrameLine) -> bytes:
-        piece = self._inliner.expand(frame) if self._inliner is not None else b""
-        return piece or format_frame(frame, self._how, self._is_java)
-
-
 class Sums:
-    """What a text was folded to: ``counts`` by stack.
-
-    ``passed_over`` counts samples of other events, by event, and ``unparsed`` lines that
-    are neither header nor frame.
-    """
+    """What a text was folded to, by event; ``unparsed`` lines are neither header nor frame."""
 
     def __init__(self) -> None:
-        self.counts: dict[bytes, int] = {}
-        self.passed_over: dict[bytes, int] = {}
+        #: By task and stack.
+        self.counts: Counts[bytes, tuple[bytes, bytes]] = Counts()
         self.unparsed = 0
 
     def add(self, other: Sums) -> None:
         """Take in the stacks of another part of the same text."""
-        for mine, theirs in (
-            (self.counts, other.counts),
-            (self.passed_over, other.passed_over),
-        ):
-            for what, count in theirs.items():
-                mine[what] = mine.get(what, 0) + count
+        self.counts.take_in(other.counts)
         self.unparsed += other.unparsed
 
-    def lines(self) -> Iterable[bytes]:
-        """The folded stacks in order, each with its line end."""
-        return (b"%s %d\n" % (stack, self.counts[stack]) for stack in sorted(self.counts))
+    def folded(self, event: bytes | None) -> dict[bytes, int]:
+        """Counts by folded stack, of an event."""
+        folded: dict[bytes, int] = {}
+        counts = self.counts[event] if event is not None else {}
+        for (task, stack), count in counts.items():
+            whole = _with_task(task, stack)
+            folded[whole] = folded.get(whole, 0) + count
+        return folded
+
+    def lines(self, event: bytes | None) -> Iterable[bytes]:
+        """The folded stacks of an event in order, each with its line end."""
+        return (b"%s %d\n" % counted for counted in sorted(self.folded(event).items()))
 
 
-class Folder(text.TextReader):
-    """Text in by ``feed``, ``close`` at its end; ``sums`` is the result.
+def _with_task(task: bytes, stack: bytes) -> bytes:
+    name = format_task(task) or _UNKNOWN_TASK
+    if name.startswith(b"java"):  # Java's classes are written without their L.
+        frames = stack.split(b";")
+        stack = b";".join([f[1:] if f[:1] == b"L" and b"/" in f else f for f in frames])
+    return b"%s;%s" % (name, stack) if stack else name
+
+
+class Folder(StackReader):
+    """Text in by ``read``, ``end`` at its end; ``sums`` is the result.
 
     With a ``renamer`` kernel frames are repaired first.
     """
 
     def __init__(self, options: FoldOptions, renamer: Renamer | None = None) -> None:
-        super().__init__()
+        super().__init__(renamer or Renamer())
         self.sums = Sums()
-        #: The event that is counted, once it is known.
-        self.event = options.event
-        self._counts = self.sums.counts
         self._options = options
-        self._renamer = renamer
-        self._weights = Weights(renamer) if renamer is not None else None
-        self._native = Pieces(options, False)
-        self._java = Pieces(options, True)
-        #: The sample at hand: its task, or None if it is of another event or has ended.
-        self._task: bytes | None = None
-        self._pieces = self._native
-        self._period = 1
-        self._stack: list[bytes] = []
-        self._awaits_source = False
+        self._inliner = Inliner(options.context) if options.inline else None
 
-    def feed(self, data: bytes) -> None:
-        _, whole, after = self._cutter.cut(data)
-        self.sums.unparsed += bool(after)
-        if whole:
-            self._lines(whole)
+    def _user(self, _line: bytes, frame: FrameLine) -> Piece:
+        piece = self._inliner.expand(frame) if self._inliner is not None else b""
+        return piece or format_frame(frame, self._options)
 
-    def close(self) -> None:
-        rest = self._cutter.rest()
-        if rest:
-            self._line(rest)
-        self._finish()
+    def _kernel(
+        self, line: bytes, frame: FrameLine, decision: Decision, dso: str, _is_leaf: bool
+    ) -> Piece:
+        return self._user(line, renamed(frame, decision, dso))
 
-    def _lines(self, whole: bytes) -> None:
-        pieces = whole[:-1].split(b"\n\n")
-        last = len(pieces) - 1
-        for at, piece in enumerate(pieces):
-            if at:
-                self._blank()
-            # Of the last one more may follow.
-            if not (self._is_start and at < last and self._sample(piece)):
-                for line in piece.split(b"\n"):
-                    self._line(line)
+    def _beside(self, line: bytes) -> Piece:
+        """Where the frame above has its code; in brackets, an address where that is not known."""
+        if not self._options.srcline:
+            return None
+        return (bytes_for_stacks(_BRACKETED.sub(b"", line).strip()),)
 
-    def _sample(self, piece: bytes) -> bool:
-        """Take a whole sample; False, and nothing done, if it does not begin with a header."""
-        lines = self._begin_whole(piece)
-        if lines and not self._count(lines):
-            for line in lines:
-                self._line_within(line)
-        return lines is not None
-
-    def _line_within(self, line: bytes) -> None:
-        """A line of a sample, which may have been folded before."""
-        if self._is_start:  # After a line of blanks: this can be a header.
-            self._line(line)
-            return
-        piece = self._pieces[line]
-        weight = 0 if self._weights is None else self._weights[line]
-        if piece is None or weight >= SLOW or self._task is None:
-            self._line(line)
-            return
-        self._stack.append(piece)
-        self._awaits_source = self._options.srcline
-        if self._renamer is not None:
-            self._renamer.count(weight)
-
-    def _count(self, lines: list[bytes]) -> bool:
-        """Count a sample with these frames; False, and nothing done, if they are no such."""
-        stack = list(map(self._pieces.__getitem__, lines))
-        if self._task is None:
-            return None not in stack
-        weight = sum(map(self._weights.__getitem__, lines)) if self._weights is not None else 0
-        if weight >= SLOW:
-            return False
-        stack.append(self._task)
-        stack.reverse()
+    def _join(self, pieces: list[Piece]) -> bytes:
         try:
-            joined = b";".join(stack)  # type: ignore[arg-type]
-        except TypeError:  # None is among them; to look for it first costs much more.
-            return False
-        if self._renamer is not None:
-            self._renamer.count(weight)
-        self._counts[joined] = self._counts.get(joined, 0) + self._period
-        self._task = None
-        return True
+            return b";".join(pieces[::-1])  # type: ignore[arg-type]
+        except TypeError:  # To look first costs much more.
+            return b";".join(_with_sources(pieces)[::-1])
 
-    def _begin(self, header: text.Header) -> None:
-        self._finish()
-        self._is_start = False
-        if header.event and header.event != self.event:
-            if self.event is not None:
-                others = self.sums.passed_over
-                others[header.event] = others.get(header.event, 0) + 1
-                return
-            self.event = header.event
-        if self._renamer is not None:
-            self._renamer.begin(header)
-        period = header.period
-        self._period = (int(period) if len(period) <= _LONGEST_COUNT else 0) if period else 1
-        self._period = self._period or 1
-        name = header.comm
-        if self._options.tid:
-            name += b"-%s/%s" % (header.pid or b"?", header.tid)
-        elif self._options.pid:
-            name += b"-" + (header.pid or b"?")
-        self._task = format_task(name)
-        self._pieces = self._java if name.startswith(b"java") else self._native
+    def _sample(self, header: Header, stack: bytes, _line: bytes) -> None:
+        task, how = header.comm, self._options
+        if how.tid:
+            task += b"-%s/%s" % (header.pid or b"?", header.tid)
+        elif how.pid:
+            task += b"-" + (header.pid or b"?")
+        weight = 1
+        if not how.samples and header.period and len(header.period) <= _LONGEST_COUNT:
+            weight = int(header.period) or 1
+        self.sums.counts.count(header.event, (task, stack), weight)
 
-    def _blank(self) -> None:
-        self._is_start = True
-        self._awaits_source = False
-        if self._stack:
-            self._finish()
+    def _outside(self, line: bytes) -> None:
+        self.sums.unparsed += text.is_junk(line)
 
-    def _finish(self) -> None:
-        """Count the sample at hand; one without any frame is its task's."""
-        if self._task is not None:
-            self._stack.append(self._task)
-            self._stack.reverse()
-            stack = b";".join(self._stack)
-            self._counts[stack] = self._counts.get(stack, 0) + self._period
-        self._stack = []
-        self._task = None
 
-    def _other(self, line: bytes) -> bytes:
-        if self._awaits_source:
-            self._awaits_source = False
-            self._source(line)
-        else:
-            if self._is_start:  # Whatever follows, the sample before has ended.
-                self._finish()
-            self.sums.unparsed += text.is_junk(line)
-        return line
-
-    def _frame(self, line: bytes, frame: text.FrameLine) -> bytes:
-        if self._task is None:
-            return line
-        self._is_start = False
-        if self._renamer is not None and is_this_kernel(frame):
-            line = rewritten(line, frame, *self._renamer.decide(frame))
-        # Of a frame behind a header the part that is its own.
-        own = line[line.rindex(frame.digits, 0, frame.name_at) :]
-        piece = self._pieces[b"\t" + b" " * (16 - len(frame.digits)) + own]
-        if piece is not None:
-            self._stack.append(piece)
-            self._awaits_source = self._options.srcline
-        return line
-
-    def _source(self, line: bytes) -> None:
-        """Where the last frame's code is; in brackets, an address where that is not known."""
-        source = bytes_for_stacks(_BRACKETED.sub(b"", line).strip())
-        if source and self._stack:
-            self._stack[-1] += b":" + source
+def _with_sources(pieces: list[Piece]) -> list[bytes]:
+    """Frames, each with the source that stands behind it."""
+    frames: list[bytes] = []
+    is_awaited = False
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            frames.append(piece)
+        elif is_awaited and piece is not None and piece[0]:
+            frames[-1] += b":" + piece[0]
+        is_awaited = isinstance(piece, bytes)
+    return frames

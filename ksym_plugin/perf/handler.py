@@ -17,7 +17,9 @@ from ksym_plugin.perf.frame_cache import LifetimeFrames
 from ksym_plugin.perf.namer import Namer, format_name, located
 from ksym_plugin.perf.output import INLINED, TextOutput, give_up_output, say
 from ksym_plugin.perf.session import SampleClock
+from ksym_plugin.stacks.frames import SAMPLES, WEIGHTS
 from ksym_plugin.stacks.names import strip_nul
+from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Locator
 from ksym_plugin.timeline.symbols import Frame
 
@@ -52,9 +54,21 @@ class Options:
 
     ``lines`` says that source lines are asked for, ``vmlinux`` names the kernel's file.
     ``input`` is the perf.data that a script reads itself, where it is a program of its own.
+    Outputs of stacks count the samples of ``event``, by default the one that has most, and of
+    each ``weight``, one of WEIGHTS.
     """
 
-    __slots__ = ("boot", "clock", "format", "history", "input", "lines", "vmlinux")
+    __slots__ = (
+        "boot",
+        "clock",
+        "event",
+        "format",
+        "history",
+        "input",
+        "lines",
+        "vmlinux",
+        "weight",
+    )
 
     def __init__(
         self, history: str | None, clock: str | None, format: str, input: str | None = None
@@ -66,6 +80,8 @@ class Options:
         self.input = input
         self.lines = False
         self.vmlinux: str | None = None
+        self.event: str | None = None
+        self.weight = SAMPLES
 
     @property
     def choice(self) -> Choice:
@@ -103,6 +119,12 @@ def parse(arguments: list[str], is_embedded: bool = True) -> Options:
         "--vmlinux",
         metavar="FILE",
         help="name kernel functions from this vmlinux or .debug file (needs pyelftools)",
+    )
+    parser.add_argument(
+        "--event", help="for stacks: count the samples of this one (default: that has most)"
+    )
+    parser.add_argument(
+        "--weight", choices=WEIGHTS, help="for stacks: count samples (default) or add up periods"
     )
     if not is_embedded:
         parser.add_argument("-i", "--input", metavar="FILE", help="what perf recorded")
@@ -175,6 +197,8 @@ class Handler:
             self._output.close()
         except OSError as error:
             self._give_up_output(error)
+        except KsymError as error:
+            say(str(error))
         self._callers.close()
         self._leaves.close()
         for line in self._namer.report():
@@ -341,13 +365,7 @@ def choose_output(options: Options, data_path: str | None, recorded: Recorded) -
     """What prints in the format asked for; the text's own columns need perf's header."""
     if options.format == "text":
         return TextOutput(sys.stdout, recorded.width)
-    from ksym_plugin.perf import stack_output
+    from ksym_plugin.perf.stack_output import open_output
 
-    if options.format == "folded":
-        return stack_output.FoldedOutput(sys.stdout)
-    if options.format == "report":
-        return stack_output.ReportOutput(sys.stdout)
     name = os.path.basename(data_path or "") or "perf.data"
-    if options.format == "svg":
-        return stack_output.SvgOutput(sys.stdout, name)
-    return stack_output.SpeedscopeOutput(sys.stdout, name)
+    return open_output(options.format, sys.stdout, name, options.event, options.weight)

@@ -18,6 +18,7 @@ from ksym_plugin.perf import data, session
 from ksym_plugin.perf.handler import Handler, Options, parse
 from ksym_plugin.perf.output import give_up_output, say
 from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.timeline.resolver import Locator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,8 +75,6 @@ def run(options: Options) -> int:
     Of the perf.data that is named or comes on standard input; its text may come there too.
     KsymError if there is nothing to read, or it cannot be read.
     """
-    if options.format == "report":
-        raise KsymError("text is not enough for a report", "run: ksym report")
     if options.lines or options.vmlinux is not None:
         raise KsymError("text gets no source lines", "run: ksym script --lines")
     path, start = _input(options.input)
@@ -88,8 +87,8 @@ def run(options: Options) -> int:
     with session.open_session(options.choice, path, recorded, options.clock) as known:
         renamer = _renamer(known, options.clock, recorded)
         if path is None:
-            return int(not _print_named(_pieces(sys.stdin.buffer, start), options.format, renamer))
-        return _run_perf(path, start, options.format, renamer)
+            return int(not _print_named(_pieces(sys.stdin.buffer, start), options, known, renamer))
+        return _run_perf(path, start, options, known, renamer)
 
 
 def _input(path: str | None) -> tuple[str | None, bytes]:
@@ -134,7 +133,7 @@ def _renamer(known: Session, clock: str | None, recorded: Recorded) -> Renamer:
     return known.renamer(clocks.pop(), known.kallsyms)
 
 
-def _run_perf(path: str, start: bytes, form: str, renamer: Renamer) -> int:
+def _run_perf(path: str, start: bytes, options: Options, known: Session, renamer: Renamer) -> int:
     """Print what perf script prints of a perf.data; its exit status, or 1 if ours failed.
 
     ``start`` is what was read of it on standard input.
@@ -151,7 +150,7 @@ def _run_perf(path: str, start: bytes, form: str, renamer: Renamer) -> int:
     with perf:
         if perf.stdin is not None:
             threading.Thread(target=_feed, args=(perf.stdin, start), daemon=True).start()
-        is_whole = _print_named(_pieces(perf.stdout), form, renamer)
+        is_whole = _print_named(_pieces(perf.stdout), options, known, renamer)
     status = perf.returncode
     if status < 0 and is_whole:
         say(f"perf was ended by {signal.Signals(-status).name}: its output may be cut short")
@@ -171,11 +170,13 @@ def _feed(stdin: IO[bytes], start: bytes) -> None:
         pass  # perf says what is wrong with what it got.
 
 
-def _print_named(pieces: Iterable[bytes], form: str, renamer: Renamer) -> bool:
+def _print_named(
+    pieces: Iterable[bytes], options: Options, known: Session, renamer: Renamer
+) -> bool:
     """Print the text, and what became of its frames; whether it could be written."""
     is_whole = True
     try:
-        _print(pieces, form, renamer)
+        _print(pieces, options, known, renamer)
         sys.stdout.flush()
     except OSError as error:
         give_up_output(error)
@@ -186,9 +187,9 @@ def _print_named(pieces: Iterable[bytes], form: str, renamer: Renamer) -> bool:
     return is_whole
 
 
-def _print(pieces: Iterable[bytes], form: str, renamer: Renamer) -> None:
+def _print(pieces: Iterable[bytes], options: Options, known: Session, renamer: Renamer) -> None:
     out = sys.stdout.buffer
-    if form == "text":
+    if options.format == "text":
         from ksym_plugin.perf.repaint import Annotator
 
         annotator = Annotator(renamer)
@@ -197,22 +198,13 @@ def _print(pieces: Iterable[bytes], form: str, renamer: Renamer) -> None:
             out.flush()
         out.write(annotator.close())
         return
-    from ksym_plugin.perf import fold
-    from ksym_plugin.stacks import flamegraph, folded, speedscope
+    from ksym_plugin.perf.stack_output import TextStacks, open_output
 
-    folder = fold.Folder(fold.FoldOptions(kernel=True, bpf=form != "folded"), renamer)
+    output = open_output(options.format, sys.stdout, "perf script", options.event, options.weight)
+    reader = TextStacks(renamer, output, Locator(known.lines) if options.wants_lines else None)
     for piece in pieces:
-        folder.feed(piece)
-    folder.close()
-    if form == "folded":
-        out.writelines(folder.sums.lines())
-        return
-    stacks = folded.parse(folder.sums.lines())
-    if form == "svg":
-        sys.stdout.writelines(flamegraph.draw(stacks, flamegraph.Picture("perf script")))
-    else:
-        profiles = [("all", stacks.ordered())]
-        sys.stdout.writelines(speedscope.write("perf script", stacks.table, profiles))
+        reader.read(piece)
+    reader.end()
 
 
 def _pieces(stream: IO[bytes] | None, start: bytes = b"") -> Iterator[bytes]:

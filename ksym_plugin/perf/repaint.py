@@ -7,8 +7,6 @@ sample of known lines passes in one piece.
 
 from __future__ import annotations
 
-import re
-
 from ksym_plugin.kernel.clocks import PERF
 from ksym_plugin.perf import namer, text
 from ksym_plugin.perf.namer import (
@@ -22,7 +20,7 @@ from ksym_plugin.perf.namer import (
     unnamed_dso,
 )
 from ksym_plugin.perf.output import below
-from ksym_plugin.perf.text import INLINED, UNKNOWN, FrameLine
+from ksym_plugin.perf.text import INLINED, UNKNOWN, Cutter, FrameLine
 from ksym_plugin.stacks.names import decode_name, encode_name, strip_nul
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
 from ksym_plugin.timeline.symbols import (
@@ -39,20 +37,24 @@ from ksym_plugin.timeline.symbols import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Optional, Union
+    from typing import Any, Optional, Union
 
     from ksym_plugin.kernel.clocks import ClockMap
     from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.perf.text import Header
     from ksym_plugin.timeline.resolver import Locator, Lookup
 
+    #: What a reader makes of a frame, and of a whole stack.
+    Piece = Any
+    Whole = Any
     #: What a frame is called: by what was recorded, or by perf, or it has no name.
     Decision = Union[Frame, str, None]
     #: The running system, asked for once and only if a frame wants it.
     Running = Callable[[], tuple[Optional[Lookup], Optional[Kallsyms]]]
 
-KERNEL_HALF = 1 << 63
+_KERNEL_HALF = 1 << 63
 _GUEST = b"[guest."
+_VSYSCALL = b"[vsyscall]"
 #: perf's time of a sample that has none is 0 or all ones, by its version.
 _NO_TIME = 1 << 63
 #: A time that nothing covers.
@@ -65,14 +67,16 @@ _NOT_SHOWN = (
 #: How many of perf's names of the core image are compared with the running kernel's table, to
 #: tell whether the text is of this boot.
 _MOST_COMPARED = 64
-#: A user frame as perf prints it: most of them, at a glance.
-_USER = re.compile(rb"\t *(?:[0-9a-f]{1,15}|[0-7][0-9a-f]{15}) .* \(.*\)", re.DOTALL)
-#: Weights of lines. Added up over a sample they count its frames by outcome: perf's name
-#: holds at all times, or there is no name at any time. NAMELESS is more than the frames of any
-#: sample; SLOW, of lines that have to be decided at their time, is more than any such sum.
-STANDS = 1
-NAMELESS = 1 << 30
-SLOW = 1 << 60
+#: Blank lines, which end a sample; a line of blanks is none.
+_BLANK = (b"", b"\r")
+#: Bounds of what is kept: lines, the longest of them, and bytes of whole stacks.
+_MOST_LINES = 1 << 16
+_LONGEST_KEPT = 1 << 10
+_MOST_BYTES = 1 << 25
+#: What a line is within the kernel's part of a stack. The user's part begins with USER. BESIDE
+#: stays as it is: a frame of another kernel, an inlined function, a source line. Of a kernel
+#: frame perf's name holds at all times (STANDS), or no name does (NAMELESS), or that PASSES.
+USER, BESIDE, STANDS, NAMELESS, PASSES = range(5)
 
 
 class Renamer:
@@ -107,6 +111,7 @@ class Renamer:
             for name in set((self._clock_by_event or {b"": self._clock}).values()):
                 clocks.to_monotonic(name, 0)
         self._running = running
+        self._knows = lookup is not None or running is not None
         self._doubt = doubt
         self._follow = follow
         self._covered = 0
@@ -145,37 +150,34 @@ class Renamer:
         """The tally as text, and why the running system was not asked."""
         return [*self.tally.lines(), *([self.problem] if self.problem else [])]
 
-    def weight(self, frame: FrameLine) -> int | None:
-        """STANDS or NAMELESS if that is so at all times; 0 for no kernel frame, else None.
+    def is_fixed(self, frame: FrameLine) -> bool:
+        """Whether perf's name of a kernel frame, or that it has none, holds at all times.
 
         perf's name stands for the core image. Nameless is an address of which neither the
         lookup nor the running system knows anything.
         """
-        if not is_kernel(frame):
-            return 0
         name, dso = perf_name(frame)
         self._note(frame, name, dso)
+        if not self._knows:
+            return True
         if is_bpf_name(name, dso) or (self._follow and not (name and is_core(dso))):
-            return None
+            return False
         if not name and self._running is not None:
-            return None
+            return False
         answer = self._answer(frame.address)
-        if not name:
-            return NAMELESS if answer is UNKNOWN_ADDRESS else None
-        is_fixed = answer is UNKNOWN_ADDRESS
-        if answer is AMONG_BPF:
-            is_fixed = not is_neighbour(name, dso)
-        if isinstance(answer, Frame):
-            is_fixed = answer.module is None
-        return STANDS if is_fixed else None
+        if name and answer is AMONG_BPF:
+            return not is_neighbour(name, dso)
+        if name and isinstance(answer, Frame):
+            return answer.module is None
+        return answer is UNKNOWN_ADDRESS
 
-    def count(self, weight: int) -> None:
-        """Count frames by the sum of their weights."""
-        self.tally.confirmed += weight % NAMELESS
-        if weight >= NAMELESS:
+    def count(self, standing: int, nameless: int) -> None:
+        """Count frames that are the same at all times: named, and nameless."""
+        self.tally.confirmed += standing
+        if nameless:
             unknown = self.tally.unknown
             why = UNKNOWN_ADDRESS.text
-            unknown[why] = unknown.get(why, 0) + weight // NAMELESS
+            unknown[why] = unknown.get(why, 0) + nameless
 
     def _answer(self, address: int) -> Frame | Reason:
         """What is known of an address in the sample's window; COARSE if that has two answers."""
@@ -236,11 +238,17 @@ class Renamer:
         self._resolver = Resolver(self._lookup or lookup, statics)
 
 
-def is_kernel(frame: FrameLine) -> bool:
-    """Whether a line is a frame of this kernel, and no function inlined into one."""
-    if frame.dso is not None and (frame.dso == INLINED or frame.dso.startswith(_GUEST)):
-        return False
-    return len(frame.digits) == 16 and KERNEL_HALF <= frame.address < FIRST_MARKER
+def region(frame: FrameLine) -> int:
+    """USER, BESIDE or PASSES of a frame for itself; what stands behind the user's is the user's.
+
+    The pages of [vsyscall] are in the kernel's half, and the user's code.
+    """
+    if len(frame.digits) < 16 or not _KERNEL_HALF <= frame.address < FIRST_MARKER:
+        return USER
+    dso = frame.dso or b""
+    if dso == _VSYSCALL:
+        return USER
+    return BESIDE if dso == INLINED or dso.startswith(_GUEST) else PASSES
 
 
 def perf_name(frame: FrameLine) -> tuple[str, str]:
@@ -281,22 +289,29 @@ def _agreeing(offsets: dict[int, int], statics: Kallsyms) -> int:
     return agreeing
 
 
-def rewritten(line: bytes, frame: FrameLine, decision: Decision, dso: str) -> bytes:
-    """The line of a kernel frame with what ``Renamer.decide`` says of it."""
+def renamed(frame: FrameLine, decision: Decision, dso: str) -> FrameLine:
+    """A kernel frame with what ``Renamer.decide`` says of it; itself if that is perf's."""
     name, perf_dso = perf_name(frame)
     if decision == name or (decision is None and not name and dso == perf_dso):
-        return line
+        return frame
+    offset = frame.offset
     if isinstance(decision, Frame):
-        offset = f"+{decision.offset:#x}" if frame.offset or not name else ""
-        symbol = format_name(decision) + offset
+        offset = b"+%#x" % decision.offset if offset or not name else b""
+        decision = format_name(decision)
     elif decision is None:
-        symbol = "[unknown]"
-    else:
-        symbol = decision + frame.offset.decode("ascii")
-    parts = [line[: frame.name_at], encode_name(symbol)]
-    if frame.dso is not None:
-        parts += [b" (", encode_name(dso or "[unknown]"), b")"]
-    return b"".join((*parts, line[frame.end :]))
+        offset = b""
+    symbol = UNKNOWN if decision is None else encode_name(decision)
+    file = None if frame.dso is None else encode_name(dso) or UNKNOWN
+    return FrameLine(frame.digits, frame.name_at, symbol, offset, file, frame.end)
+
+
+def rewritten(line: bytes, frame: FrameLine, decision: Decision, dso: str) -> bytes:
+    """The line of a kernel frame with what ``Renamer.decide`` says of it."""
+    other = renamed(frame, decision, dso)
+    if other is frame:
+        return line
+    file = b"" if other.dso is None else b" (%s)" % other.dso
+    return b"".join((line[: frame.name_at], other.name, other.offset, file, line[frame.end :]))
 
 
 def located(
@@ -314,109 +329,337 @@ def located(
     return Frame(frame.address, decision, offset or 0, None, KERNEL, EXACT, None, location)
 
 
-class Weights(dict[bytes, int]):
-    """The weights of lines within a sample (``Renamer.weight``), each found once."""
+class NotWithin(Exception):
+    """A line can stand in no stack: it is a header, a comment, or junk."""
 
-    def __init__(self, renamer: Renamer) -> None:
+
+class _Lines(dict[bytes, "Piece"]):
+    """What is made of lines, each made once; bounded, and without very long lines."""
+
+    def __init__(self, make: Callable[[bytes], Piece]) -> None:
         super().__init__()
+        self._make = make
+
+    def __missing__(self, line: bytes) -> Piece:
+        made = self._make(line)
+        if len(line) <= _LONGEST_KEPT:
+            if len(self) >= _MOST_LINES:
+                self.clear()
+            self[line] = made
+        return made
+
+
+class Stack:
+    """The frames of a sample as far as they have come, leaf first.
+
+    ``pieces`` are what was made of their lines. ``passing`` are the places, lines and frames
+    of those whose names depend on the time; each has None among the pieces. ``standing`` and
+    ``nameless`` count kernel frames that are the same at all times. ``whole`` is made of all
+    pieces, once nothing more comes and if none depends on the time.
+    """
+
+    __slots__ = ("in_kernel", "nameless", "passing", "pieces", "standing", "whole")
+
+    def __init__(self) -> None:
+        self.in_kernel = True
+        self.pieces: list[Piece] = []
+        self.passing: list[tuple[int, bytes, FrameLine]] = []
+        self.standing = 0
+        self.nameless = 0
+        self.whole: Whole = None
+
+
+class StackReader:
+    """Reads text, fed in pieces of any size, a line or a whole sample at a time.
+
+    It decides where the kernel's part of a stack ends, and has its frames named. A subclass
+    makes something of each frame, of the pieces of a stack, and of a sample. Lines and whole
+    stacks come again and again, so what was made of them is kept.
+    """
+
+    #: Whether a subclass wants the time of samples.
+    needs_time = False
+
+    def __init__(self, renamer: Renamer, locator: Locator | None = None) -> None:
         self._renamer = renamer
+        self._locator = locator
+        self._cutter = Cutter()
+        self._headers = text.Headers()
+        #: Whether a sample can begin here: at the start, and after a blank line.
+        self._is_start = True
+        #: The sample at hand, where it comes by line.
+        self._header: Header | None = None
+        self._stack = Stack()
+        self._stacks: dict[bytes, Stack] = {}
+        self._kept = 0
+        self._beyond = _Lines(self._in_user_part)
+        self._callers = _Lines(lambda line: self._in_kernel_part(line, False))
+        self._leaves = self._callers
+        if locator is not None:  # A leaf's source line is not that of a caller.
+            self._leaves = _Lines(lambda line: self._in_kernel_part(line, True))
 
-    def __missing__(self, line: bytes) -> int:
-        if not line:
-            return 0
-        weight: int | None = 0
-        if not _USER.fullmatch(line):
-            frame = text.parse(line, False)
-            if isinstance(frame, text.FrameLine):
-                weight = self._renamer.weight(frame)
-            elif frame is not None or not text.is_source(line):
-                return SLOW
-        if weight is None:
-            return SLOW
-        text.keep(self, line, weight)
-        return weight
+    # For a subclass
+
+    def _user(self, line: bytes, frame: FrameLine) -> Piece:
+        """What is made of a frame of the user's part; None for nothing."""
+        raise NotImplementedError
+
+    def _kernel(
+        self, line: bytes, frame: FrameLine, decision: Decision, dso: str, is_leaf: bool
+    ) -> Piece:
+        """What is made of a frame of the kernel's part, and of what was decided of it."""
+        raise NotImplementedError
+
+    def _beside(self, line: bytes) -> Piece:
+        """What is made of a source line or a line of blanks within a stack."""
+        return None
+
+    def _join(self, pieces: list[Piece]) -> Whole:
+        """What is made of a stack."""
+        raise NotImplementedError
+
+    def _sample(self, header: Header, stack: Whole, line: bytes) -> None:
+        """A sample; the header's time is right only if it is needed.
+
+        ``line`` is the header's where all lines came at once, else empty.
+        """
+        raise NotImplementedError
+
+    def _outside(self, line: bytes) -> None:
+        """A line that is no part of a sample: a comment, a side-band record, or junk."""
+        self._renamer.tally.unparsed += text.is_junk(line)
+
+    # Reading
+
+    def read(self, data: bytes) -> None:
+        """Read the lines that have ended."""
+        before, whole, after = self._cutter.cut(data)
+        if before:
+            self._too_long(before)
+        if whole:
+            self._lines(whole)
+        if after:
+            self._outside(b"")
+            self._too_long(after)
+
+    def end(self) -> None:
+        """Read the rest: a last line without its end."""
+        rest = self._cutter.rest()
+        if rest:
+            self._line(rest)
+        self._end()
+
+    def _too_long(self, part: bytes) -> None:
+        """A part of a line that is too long for a frame or a header."""
+
+    def _lines(self, whole: bytes) -> None:
+        """Lines that have all ended."""
+        *samples, rest = whole.split(b"\n\n")
+        for sample in samples:
+            if not (self._is_start and self._whole(sample)):
+                for line in sample.split(b"\n"):
+                    self._line(line)
+                self._line(b"")
+        for line in rest[:-1].split(b"\n") if rest else ():
+            self._line(line)
+
+    def _whole(self, sample: bytes) -> bool:
+        """Take a sample that a blank line follows; False, and nothing done, if it is none."""
+        first, _, below = sample.partition(b"\n")
+        header = self._headers.find(first)
+        if header is None or not below or header.payload.endswith(b")"):
+            return False
+        self._end()
+        stack = self._stacks.get(below)
+        if stack is None:
+            stack = self._take_in(first, below)
+            if stack is None:
+                return False
+        made = stack.whole
+        if stack.passing or self.needs_time:
+            header = text.header(first) or header
+            if stack.passing:
+                made = self._join(self._at_its_time(header, stack))
+        if stack.standing or stack.nameless:
+            self._renamer.count(stack.standing, stack.nameless)
+        self._sample(header, made, first)
+        return True
+
+    def _take_in(self, first: bytes, below: bytes) -> Stack | None:
+        """A stack that was not met before; None if lines are among it that are of no stack."""
+        stack = Stack()
+        self._renamer.begin(text.header(first))
+        try:
+            self._extend(stack, below.split(b"\n"))
+        except NotWithin:
+            return None
+        finally:
+            self._renamer.begin(None)
+        if not stack.passing:
+            stack.whole = self._join(stack.pieces)
+            stack.pieces = []
+        self._kept += len(below)
+        if self._kept > _MOST_BYTES:
+            self._stacks.clear()
+            self._kept = len(below)
+        self._stacks[below] = stack
+        return stack
+
+    def _at_its_time(self, header: Header, stack: Stack) -> list[Piece]:
+        """The pieces of a stack of which some depend on the time."""
+        self._renamer.begin(header)
+        pieces = stack.pieces.copy()
+        for place, line, frame in stack.passing:
+            pieces[place] = self._kernel(line, frame, *self._renamer.decide(frame), not place)
+        self._renamer.begin(None)
+        return pieces
+
+    # By line
+
+    def _line(self, line: bytes) -> Piece:
+        """Take any line; what was made of it, the line itself if it is no frame."""
+        if line in _BLANK:
+            self._is_start = True
+            if self._stack.pieces:  # It may stand between a header and its frames.
+                self._end()
+            return line
+        header = text.header(line) if self._is_start else None
+        if header is None:
+            if not self._is_start or text.frame(line) is not None:
+                try:
+                    return self._within(line)
+                except NotWithin:
+                    header = text.header(line)
+            if header is None:
+                if self._is_start:  # Whatever follows, the sample before has ended.
+                    self._end()
+                self._outside(line)
+                return line
+        return self._begin(header, line)
+
+    def _begin(self, header: Header, line: bytes) -> Piece:
+        """A sample begins; what was made of the frame that may stand behind its header."""
+        self._end()
+        self._is_start = False
+        self._header = header
+        self._renamer.begin(header)
+        frame = text.payload_frame(line, header.payload)
+        if frame is None:
+            return line
+        if region(frame) != PASSES:
+            piece = self._user(line, frame)
+        else:
+            piece = self._kernel(line, frame, *self._renamer.decide(frame), True)
+        self._stack.pieces.append(piece)
+        return piece
+
+    def _within(self, line: bytes) -> Piece:
+        """A line of the sample at hand, or of none."""
+        stack = self._stack
+        self._extend(stack, [line])
+        self._is_start = False
+        if stack.passing:
+            place, _, frame = stack.passing.pop()
+            stack.pieces[place] = self._kernel(line, frame, *self._renamer.decide(frame), not place)
+        return stack.pieces[-1]
+
+    def _end(self) -> None:
+        """The sample at hand has ended, if there is one."""
+        header, stack = self._header, self._stack
+        if header is None and not stack.pieces:
+            return
+        self._header, self._stack = None, Stack()
+        self._renamer.begin(None)
+        self._renamer.count(stack.standing, stack.nameless)
+        if header is not None:
+            self._sample(header, self._join(stack.pieces), b"")
+
+    # Stacks
+
+    def _extend(self, stack: Stack, lines: list[bytes]) -> None:
+        """Take lines into a stack. NotWithin at the first that can be of none."""
+        pieces = stack.pieces
+        at = 0
+        for line in lines if stack.in_kernel else ():
+            kind, piece, frame = (self._callers if pieces else self._leaves)[line]
+            if kind == USER:
+                stack.in_kernel = False
+                break
+            at += 1
+            if kind == PASSES:
+                stack.passing.append((len(pieces), line, frame))
+            stack.standing += kind == STANDS
+            stack.nameless += kind == NAMELESS
+            pieces.append(piece)
+        pieces.extend(map(self._beyond.__getitem__, lines[at:]))
+
+    def _in_kernel_part(self, line: bytes, is_leaf: bool) -> tuple[int, Piece, FrameLine | None]:
+        frame = _frame_within(line)
+        if frame is None:
+            return BESIDE, self._beside(line), None
+        kind = region(frame)
+        if kind == USER:
+            return USER, None, None
+        name, dso = perf_name(frame)
+        if kind == PASSES:
+            if not self._renamer.is_fixed(frame):
+                return PASSES, None, frame
+            kind = STANDS if name else NAMELESS
+        return kind, self._kernel(line, frame, name or None, dso, is_leaf), None
+
+    def _in_user_part(self, line: bytes) -> Piece:
+        frame = _frame_within(line)
+        return self._beside(line) if frame is None else self._user(line, frame)
 
 
-class Annotator(text.TextReader):
+def _frame_within(line: bytes) -> FrameLine | None:
+    """The frame that a line within a sample is; None for what may stand between frames.
+
+    NotWithin for any other line.
+    """
+    parsed = text.parse(line, False)
+    if isinstance(parsed, FrameLine):
+        return parsed
+    if parsed is None and (not line.strip() or text.is_source(line)):
+        return None
+    raise NotWithin
+
+
+class Annotator(StackReader):
     """Text in, text out. ``feed`` takes any piece of it, ``close`` gives its end.
 
     With a ``locator`` a kernel frame's source location stands on a line below it.
     """
 
     def __init__(self, renamer: Renamer, locator: Locator | None = None) -> None:
-        super().__init__()
-        self._renamer = renamer
-        self._locator = locator
-        self._tally = renamer.tally
-        self._weights = Weights(renamer)
-        self._has_frames = True
+        super().__init__(renamer, locator)
+        self._out: list[bytes] = []
 
     def feed(self, data: bytes) -> bytes:
         """The text of all lines that have ended."""
-        before, whole, after = self._cutter.cut(data)
-        if after:
-            self._tally.unparsed += 1
-        return before + (self._lines(whole) if whole else b"") + after
+        self.read(data)
+        return self._taken()
 
     def close(self) -> bytes:
         """The rest: a last line without its end."""
-        rest = self._cutter.rest()
-        return self._line(rest) if rest else b""
+        self.end()
+        return self._taken()[:-1]
 
-    def _lines(self, whole: bytes) -> bytes:
-        """Lines that have all ended."""
-        pieces = whole[:-1].split(b"\n\n")
-        for at, piece in enumerate(pieces):
-            if at:
-                self._blank()
-            passed = self._sample(piece) if self._is_start else None
-            if passed is None:
-                passed = b"\n".join(map(self._line, piece.split(b"\n")))
-            pieces[at] = passed
-        pieces[-1] += b"\n"
-        return b"\n\n".join(pieces)
+    def _taken(self) -> bytes:
+        out = b"".join(self._out)
+        self._out.clear()
+        return out
 
-    def _sample(self, piece: bytes) -> bytes | None:
-        """A header with the frames below it; None if this is anything else."""
-        lines = self._begin_whole(piece) if self._locator is None else None
-        if not lines:
-            return None if lines is None else piece
-        weights = list(map(self._weights.__getitem__, lines))
-        weight = sum(weights)
-        if weight >= SLOW:
-            first = piece.partition(b"\n")[0]
-            return b"\n".join((first, *map(self._weighed, lines, weights)))
-        self._renamer.count(weight)
-        self._has_frames = bool(lines[0])
-        if not lines[-1]:
-            self._blank()
-        return piece
-
-    def _weighed(self, line: bytes, weight: int) -> bytes:
-        """A line with its weight: it is passed on, or decided at its time."""
-        if weight >= SLOW or not line or self._is_start:
-            return self._line(line)
-        self._has_frames = True
-        self._renamer.count(weight)
+    def _format_header(self, line: bytes, header: Header) -> bytes:
+        """The first line of a sample as it is printed; the header's time may be another's."""
         return line
 
-    def _begin(self, header: text.Header) -> None:
-        self._renamer.begin(header)
-        self._has_frames = False
-        self._is_start = False
+    def _user(self, line: bytes, frame: FrameLine) -> bytes:
+        return line
 
-    def _blank(self) -> None:
-        self._is_start = True
-        if self._has_frames:
-            self._renamer.begin(None)
-
-    def _frame(self, line: bytes, frame: text.FrameLine) -> bytes:
-        is_leaf = not self._has_frames
-        self._has_frames = True
-        self._is_start = False
-        if not is_kernel(frame):
-            return line
-        decision, dso = self._renamer.decide(frame)
+    def _kernel(
+        self, line: bytes, frame: FrameLine, decision: Decision, dso: str, is_leaf: bool
+    ) -> bytes:
         line = rewritten(line, frame, decision, dso)
         if self._locator is None:
             return line
@@ -424,8 +667,23 @@ class Annotator(text.TextReader):
         source = b"" if known is None else encode_name(below(known).rstrip("\n"))
         return line + b"\n" + source if source else line
 
-    def _other(self, line: bytes) -> bytes:
-        self._tally.unparsed += text.is_junk(line)
-        if self._is_start:  # Whatever follows, the sample before has ended.
-            self._renamer.begin(None)
+    def _beside(self, line: bytes) -> bytes:
         return line
+
+    def _join(self, pieces: list[bytes]) -> bytes:
+        return b"\n".join(pieces)
+
+    def _sample(self, header: Header, stack: bytes, line: bytes) -> None:
+        if line:
+            self._out += (self._format_header(line, header), b"\n", stack, b"\n\n")
+
+    def _begin(self, header: Header, line: bytes) -> bytes:
+        return self._format_header(super()._begin(header, line), header)
+
+    def _line(self, line: bytes) -> bytes:
+        made: bytes = super()._line(line)
+        self._out += (made, b"\n")
+        return made
+
+    def _too_long(self, part: bytes) -> None:
+        self._out.append(part)

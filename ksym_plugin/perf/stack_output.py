@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
-from ksym_plugin.perf.namer import is_bpf_name
-from ksym_plugin.perf.output import write
+from ksym_plugin.perf.namer import format_name, is_bpf_name
+from ksym_plugin.perf.output import say, write
+from ksym_plugin.perf.repaint import StackReader, located, perf_name
 from ksym_plugin.stacks import flamegraph, speedscope
 from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account, describe
 from ksym_plugin.stacks.folded import frame_of, kernel_frame
-from ksym_plugin.stacks.frames import FrameTable, HotLines, Stacks
-from ksym_plugin.stacks.names import file_name, for_stacks
-from ksym_plugin.timeline.symbols import BPF_MODULE
+from ksym_plugin.stacks.frames import SAMPLES, Counts, FrameTable, HotLines, Stacks
+from ksym_plugin.stacks.names import decode_name, file_name, for_stacks
+from ksym_plugin.timeline.symbols import BPF_MODULE, Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, TextIO
+    from typing import Any, TextIO, Union
 
+    from ksym_plugin.perf.repaint import Decision, Renamer, Whole
+    from ksym_plugin.perf.text import FrameLine, Header
     from ksym_plugin.stacks.frames import Stack
-    from ksym_plugin.timeline.symbols import Frame, Lifetime
+    from ksym_plugin.timeline.resolver import Locator
+    from ksym_plugin.timeline.symbols import Lifetime
+
+    StackOutput = Union["FoldedOutput", "ReportOutput"]
 
 #: How many programs of one name a tooltip describes.
 _MOST_PROGRAMS = 4
+#: Digits of a number in text at the most.
+_LONGEST_NUMBER = 18
 
 
 class FoldedOutput:
-    """Folded stacks: ``comm;root;…;leaf count``, kernel frames ending in ``_[k]``."""
+    """Folded stacks: ``comm;root;…;leaf count``, kernel frames ending in ``_[k]``.
 
-    def __init__(self, stream: TextIO) -> None:
+    Stacks are counted for each event. Those of ``event`` are printed, by default the one with
+    most samples; the others are said. ``weight`` is one of WEIGHTS.
+    """
+
+    def __init__(
+        self, stream: TextIO, title: str = "", event: str | None = None, weight: str = SAMPLES
+    ) -> None:
         self._stream = stream
+        self._event = event
+        self._weight = weight
+        self._title = title
         self._table = FrameTable()
-        self._stacks: defaultdict[Stack, int] = defaultdict(int)
+        #: The numbers of stacks without their tasks.
+        self._stacks: dict[Stack, int] = {}
+        #: By event, of the names of tasks and the numbers of stacks.
+        self._counts: Counts[str, tuple[str, int]] = Counts()
         #: The numbers of frames by what perf has for them: a name, or a file.
         self._named = _Numbers(lambda name: self._table.number(frame_of(for_stacks(name))))
         self._in_file = _Numbers(lambda dso: self._named[_in_file(dso)])
@@ -59,25 +77,40 @@ class FoldedOutput:
         return self._kernel_named[text]
 
     def sample(self, event: dict[str, Any], pieces: list[int]) -> None:
-        pieces.append(self._named[event.get("comm") or ""])
+        """A sample of perf's Python, its frames leaf first."""
+        sample = event.get("sample") or {}
+        comm, tid = event.get("comm") or "", int(sample.get("tid", -1))
+        stack = self.stack(pieces)
+        self.add(str(event.get("ev_name")), comm, tid, int(sample.get("period", 1)), stack)
+
+    def stack(self, pieces: list[int]) -> int:
+        """The number of a stack, for ``add``."""
         pieces.reverse()
-        self._add(event, tuple(pieces))
+        return self._stacks.setdefault(tuple(pieces), len(self._stacks))
+
+    def add(self, event: str, comm: str, _tid: int, period: int, stack: int) -> None:
+        """Count a sample."""
+        weight = 1 if self._weight == SAMPLES else period
+        self._counts.count(event, (comm, stack), weight)
 
     def close(self) -> None:
-        """Print what was gathered."""
-        self._print()
+        """Print what was gathered. KsymError if there is no sample of the event."""
+        event = self._counts.choose(self._event)
+        self._print(event)
         self._stream.flush()
+        others = "" if event is None else self._counts.others(event)
+        if others:
+            say(others)
 
-    def _add(self, _event: dict[str, Any], stack: Stack) -> None:
-        self._stacks[stack] += 1
-
-    def _print(self) -> None:
-        lines = [f"{text} {count}\n" for text, count in self._counted().by_text().items()]
+    def _print(self, event: str | None) -> None:
+        lines = [f"{text} {count}\n" for text, count in self._counted(event).by_text().items()]
         write(self._stream, "".join(lines))
 
-    def _counted(self) -> Stacks:
+    def _counted(self, event: str | None) -> Stacks:
         stacks = Stacks(self._table)
-        stacks.counts.update(self._stacks)
+        numbered = list(self._stacks)
+        for (comm, number), count in (self._counts[event] if event is not None else {}).items():
+            stacks.add((self._named[comm], *numbered[number]), count)
         return stacks
 
     def _kernel_number(self, name: str) -> int:
@@ -97,16 +130,17 @@ class _Numbers(dict[str, int]):
 
 
 def _in_file(dso: str) -> str:
-    """A frame without a name, by its file."""
-    return f"[{dso.rpartition('/')[2].strip('[]') or 'unknown'}]"
+    """A frame without a name, by its file, as stackcollapse-perf.pl writes it."""
+    return f"[{dso.rpartition('/')[2] or 'unknown'}]"
 
 
 class SvgOutput(FoldedOutput):
-    """A flame graph; ``title`` stands above it."""
+    """A flame graph; above it stand ``title``, the event and what is counted."""
 
-    def __init__(self, stream: TextIO, title: str) -> None:
-        super().__init__(stream)
-        self._title = title
+    def __init__(
+        self, stream: TextIO, title: str = "", event: str | None = None, weight: str = SAMPLES
+    ) -> None:
+        super().__init__(stream, title, event, weight)
         self._programs: dict[int, dict[Lifetime, None]] = {}
         self._traced: dict[int, str] = {}
         self._lines = HotLines(self._table)
@@ -136,11 +170,14 @@ class SvgOutput(FoldedOutput):
     def _bpf_number(self, name: str) -> int:
         return self._table.number(kernel_frame(for_stacks(name), is_bpf=True))
 
-    def _print(self) -> None:
-        stacks = self._lines.sum_up(self._counted())
+    def _print(self, event: str | None) -> None:
+        stacks = self._lines.sum_up(self._counted(event))
         noted = {*self._programs, *self._traced, *self._lines.frames()}
         notes = {number: self._notes(number) for number in noted}
-        for part in flamegraph.draw(stacks, flamegraph.Picture(self._title), notes):
+        title = self._title if event is None else f"{self._title}: {event}"
+        unit = event if event is not None and self._weight != SAMPLES else SAMPLES
+        picture = flamegraph.Picture(title, unit=unit)
+        for part in flamegraph.draw(stacks, picture, notes):
             self._stream.write(part)
 
     def _notes(self, number: int) -> list[str]:
@@ -157,29 +194,28 @@ class SvgOutput(FoldedOutput):
 class SpeedscopeOutput(SvgOutput):
     """A profile a thread, its samples in the order of time; before them all, merged."""
 
-    def __init__(self, stream: TextIO, title: str) -> None:
-        super().__init__(stream, title)
-        self._threads: dict[tuple[str, int], list[tuple[Stack, float]]] = {}
-        #: Stacks by those with source locations; equal ones are one object.
-        self._unlocated: dict[Stack, Stack] = {}
+    def __init__(
+        self, stream: TextIO, title: str = "", event: str | None = None, weight: str = SAMPLES
+    ) -> None:
+        super().__init__(stream, title, event, weight)
+        #: By event and thread, the samples of stacks; what follows upon an equal one is added.
+        self._threads: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
 
-    def _add(self, event: dict[str, Any], stack: Stack) -> None:
-        super()._add(event, stack)
-        plain = self._unlocated.get(stack)
-        if plain is None:
-            plain = self._lines.unlocated(stack)
-            plain = self._unlocated[stack] = self._unlocated.setdefault(plain, plain)
-        thread = (str(event.get("comm") or ""), int(event["sample"].get("tid", -1)))
-        samples = self._threads.setdefault(thread, [])
-        if samples and samples[-1][0] is plain:
-            samples[-1] = (plain, samples[-1][1] + 1)
-        else:
-            samples.append((plain, 1))
+    def add(self, event: str, comm: str, tid: int, period: int, stack: int) -> None:
+        super().add(event, comm, tid, period, stack)
+        weight = 1 if self._weight == SAMPLES else period
+        samples = self._threads.setdefault((event, comm, tid), [])
+        if samples and samples[-1][0] == stack:
+            weight += samples.pop()[1]
+        samples.append((stack, weight))
 
-    def _print(self) -> None:
-        merged = ("all threads, merged", self._lines.sum_up(self._counted()).ordered())
+    def _print(self, event: str | None) -> None:
+        merged = ("all threads, merged", self._lines.sum_up(self._counted(event)).ordered())
+        stacks = list(map(self._lines.unlocated, self._stacks))
         threads = [
-            (f"{comm} {tid}", samples) for (comm, tid), samples in sorted(self._threads.items())
+            (f"{comm} {tid}", [((self._named[comm], *stacks[at]), count) for at, count in samples])
+            for (of, comm, tid), samples in sorted(self._threads.items())
+            if of == event
         ]
         locations = self._lines.hottest()
         for part in speedscope.write(self._title, self._table, [merged, *threads], locations):
@@ -212,7 +248,13 @@ class ReportOutput:
 
     def sample(self, event: dict[str, Any], pieces: list[int]) -> None:
         comm = event.get("comm")
-        self._account.add(str(event.get("ev_name")), ":-1" if comm is None else str(comm), pieces)
+        self.add(str(event.get("ev_name")), ":-1" if comm is None else str(comm), 0, 0, pieces)
+
+    def stack(self, pieces: list[int]) -> list[int]:
+        return pieces
+
+    def add(self, event: str, comm: str, _tid: int, _period: int, stack: list[int]) -> None:
+        self._account.add(event, comm, stack)
 
     def close(self) -> None:
         import json
@@ -220,3 +262,66 @@ class ReportOutput:
         json.dump(self._account.documents(), self._stream)
         self._stream.write("\n")
         self._stream.flush()
+
+
+def open_output(
+    form: str, stream: TextIO, title: str, event: str | None, weight: str
+) -> StackOutput:
+    """What counts stacks and prints them as ``folded``, ``svg``, ``speedscope`` or ``report``."""
+    if form == "report":
+        return ReportOutput(stream)
+    kinds = {"folded": FoldedOutput, "svg": SvgOutput, "speedscope": SpeedscopeOutput}
+    return kinds[form](stream, title, event, weight)
+
+
+class TextStacks(StackReader):
+    """perf script's text to an output of stacks: text in by ``read``, ``end`` at its end."""
+
+    def __init__(self, renamer: Renamer, output: StackOutput, locator: Locator | None) -> None:
+        super().__init__(renamer, locator)
+        self._output = output
+        self._decoded = _Decoded()
+
+    def end(self) -> None:
+        super().end()
+        self._output.close()
+
+    def _user(self, _line: bytes, frame: FrameLine) -> int:
+        name, dso = perf_name(frame)
+        node: dict[str, Any] = {"ip": frame.address, "dso": dso}
+        if name:
+            node["sym"] = {"name": name}
+        return self._output.user(node)
+
+    def _kernel(
+        self, _line: bytes, frame: FrameLine, decision: Decision, dso: str, is_leaf: bool
+    ) -> int:
+        known = decision if isinstance(decision, Frame) else None
+        if self._locator is not None:
+            known = located(self._locator, frame, decision, dso, is_leaf)
+        offset = int(frame.offset, 16) if frame.offset else None
+        if isinstance(decision, Frame):
+            offset, decision = decision.offset, format_name(decision)
+        return self._output.kernel(frame.address, decision or "", offset, dso, known)
+
+    def _join(self, pieces: list[int | None]) -> Whole:
+        return self._output.stack([piece for piece in pieces if piece is not None])
+
+    def _sample(self, header: Header, stack: Whole, _line: bytes) -> None:
+        decoded, period = self._decoded, header.period
+        tid = int(header.tid) if len(header.tid) <= _LONGEST_NUMBER and header.tid else -1
+        self._output.add(
+            decoded[header.event],
+            decoded[header.comm],
+            tid,
+            int(period) if period and len(period) <= _LONGEST_NUMBER else 1,
+            stack,
+        )
+
+
+class _Decoded(dict[bytes, str]):
+    """Names, each decoded once."""
+
+    def __missing__(self, name: bytes) -> str:
+        self[name] = decoded = decode_name(name)
+        return decoded

@@ -17,12 +17,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    Value = TypeVar("Value")
-
 #: A longer line is no frame and no header: it is passed on before its end has come.
 LONGEST = 1 << 20
 #: Some editors begin a file with it.
@@ -52,14 +46,15 @@ _ADDRESS = re.compile(rb"[ \t]*([0-9a-f]{1,16})[ \t]")
 _OFFSET = re.compile(rb"\+0x[0-9a-f]+\Z")
 #: perf right-aligns addresses in 16 columns, after a tab in a callchain.
 _ALIGNED = 17
-#: An address in a payload; shorter numbers there are mostly something else.
-_IN_PAYLOAD = re.compile(rb"(?<![^ \t])[0-9a-f]{9,16}(?=[ \t])")
+#: What can be an address in a payload. Numbers that are shorter than ``_LONG`` and stand in no
+#: column are mostly something else.
+_WORD = re.compile(rb"(?<![^ \t])[0-9a-f]{1,16}(?=[ \t])")
+_LONG = 9
+#: How many beginnings of headers, and what stood behind their times, are kept.
+_MOST_HEADERS = 1 << 12
 #: The cache of what follows the time: how many texts, and the longest.
 _MOST_EVENTS = 1 << 10
 _LONGEST_EVENT = 1 << 8
-#: Caches by line: how many lines, and the longest.
-_MOST_LINES = 1 << 17
-_LONGEST_KEPT = 1 << 10
 _BRANCH = b" => "
 
 
@@ -98,14 +93,6 @@ class Cutter:
         rest = b"".join(self._begun)
         self._begun, self._size = [], 0
         return rest
-
-
-def keep(cache: dict[bytes, Value], line: bytes, value: Value) -> None:
-    """Cache what was made of a line. The cache is bounded, and has no very long lines."""
-    if len(line) <= _LONGEST_KEPT:
-        if len(cache) >= _MOST_LINES:
-            cache.clear()
-        cache[line] = value
 
 
 class Header:
@@ -192,6 +179,31 @@ def header(line: bytes) -> Header | None:
     return Header(comm or b"", pid, tid, seconds, fraction, event)
 
 
+class Headers:
+    """Headers without their times. What stands before and after a time comes again and again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[bytes, bytes, int], Header] = {}
+
+    def find(self, line: bytes) -> Header | None:
+        """The header that a line is, or None; its time may be another's of the same parts."""
+        dot = line.rfind(b".")
+        start, end = line.rfind(b" ", 0, dot) + 1, line.find(b":", dot)
+        if not (line[start:dot].isdigit() and line[dot + 1 : end].isdigit()):
+            return header(line)
+        parts = line[:start], line[end:], end - dot
+        found = self._kept.get(parts)
+        if found is None:
+            found = header(line)
+            # Only if the parser agrees on where the time is: tasks may be named like one.
+            if found is None or found.seconds != line[start:dot] or line.count(line[start:end]) > 1:
+                return found
+            if len(self._kept) >= _MOST_HEADERS:
+                self._kept.clear()
+            self._kept[parts] = found
+        return found
+
+
 def parse(line: bytes, is_start: bool) -> Header | FrameLine | None:
     """What a line is: a header, a frame, or neither.
 
@@ -275,16 +287,12 @@ def payload_frame(line: bytes, payload: bytes) -> FrameLine | None:
     """
     if not payload.rstrip(_BLANKS).endswith(b")") or _BRANCH in payload:
         return None
-    starts = [found.span() for found in _IN_PAYLOAD.finditer(payload)]
-    if starts:
-        start, end = starts[-1]
-    else:
-        found = _ADDRESS.match(payload)
-        if found is None:
-            return None
-        start, end = found.span(1)
     at = line.rindex(payload)
-    return _frame_at(line, at + start, at + end)
+    words = [found.span() for found in _WORD.finditer(line, at)]
+    in_column = [word for word in words if not line[word[1] - _ALIGNED : word[0]].strip(b" ")]
+    long = [word for word in words if word[1] - word[0] >= _LONG]
+    found = in_column or long or [word for word in words[:1] if word[0] == at]
+    return _frame_at(line, *found[-1]) if found else None
 
 
 def _frame_at(line: bytes, start: int, stop: int) -> FrameLine | None:
@@ -324,55 +332,3 @@ def _opening(line: bytes, start: int, end: int) -> int | None:
         until = opening
         opening = line.rfind(b" (", start, opening)
     return last + 1 if last >= 0 else None
-
-
-class TextReader:
-    """Reads text, fed in pieces of any size, by line or by whole sample.
-
-    A subclass says what becomes of a sample's beginning, a blank line, a frame and any other
-    line. What reads a line returns the line that is to stand there.
-    """
-
-    def __init__(self) -> None:
-        self._cutter = Cutter()
-        #: Whether a sample can begin here: at the start, and after a blank line.
-        self._is_start = True
-
-    def _begin(self, header: Header) -> None:
-        """A sample begins."""
-        raise NotImplementedError
-
-    def _blank(self) -> None:
-        """A blank line: the sample's end, if it is not one between its header and its frames."""
-        raise NotImplementedError
-
-    def _frame(self, line: bytes, frame: FrameLine) -> bytes:
-        raise NotImplementedError
-
-    def _other(self, line: bytes) -> bytes:
-        """A comment, a side-band record, a frame's source line, or junk."""
-        raise NotImplementedError
-
-    def _line(self, line: bytes) -> bytes:
-        """A line that nothing is known of."""
-        if not line.strip():
-            self._blank()
-            return line
-        parsed = parse(line, self._is_start)
-        if isinstance(parsed, Header):
-            self._begin(parsed)
-            found = payload_frame(line, parsed.payload)
-            return line if found is None else self._frame(line, found)
-        return self._other(line) if parsed is None else self._frame(line, parsed)
-
-    def _begin_whole(self, piece: bytes) -> list[bytes] | None:
-        """The lines below a header, whose sample has begun with it.
-
-        None, and nothing done, for anything but a header with whole lines below it.
-        """
-        first, *lines = piece.split(b"\n")
-        found = header(first)
-        if found is None or found.payload.endswith(b")"):
-            return None
-        self._begin(found)
-        return lines

@@ -117,7 +117,7 @@
     tip.replaceChildren();
     make(HTML, "b", {}, tip).textContent = names[nameOf(i)];
     const parts = [data.kindNames[kinds[nameOf(i)]],
-      totalOf(i).toLocaleString("en") + " samples, " + percent(totalOf(i), totalOf(0)),
+      totalOf(i).toLocaleString("en") + " " + data.unit + ", " + percent(totalOf(i), totalOf(0)),
       "own " + ownOf(i).toLocaleString("en") + ", " + percent(ownOf(i), totalOf(0))];
     if (focus) parts.push(percent(totalOf(i), totalOf(focus)) + " of the view");
     tip.append(...[parts.join(" · "), ...(notes[nameOf(i)] || [])].join("\n"));

@@ -145,9 +145,12 @@ _KINDS = {
 
 
 class Picture:
-    """How a flame graph is drawn: ``width`` in pixels, or None for as wide as the window."""
+    """How a flame graph is drawn: ``width`` in pixels, or None for as wide as the window.
 
-    __slots__ = ("inverted", "least", "title", "width")
+    ``unit`` is that of the numbers.
+    """
+
+    __slots__ = ("inverted", "least", "title", "unit", "width")
 
     def __init__(
         self,
@@ -155,8 +158,10 @@ class Picture:
         width: int | None = None,
         least: float = LEAST,
         inverted: bool = False,
+        unit: str = "samples",
     ) -> None:
         self.title = title
+        self.unit = readable(unit)
         self.width = width
         self.least = least
         self.inverted = inverted
@@ -182,7 +187,7 @@ def draw(
         f' viewBox="0 0 {width} {height}">\n<title>{for_xml(readable(picture.title))}</title>\n'
         f"<style>{_file('flame.css')}</style>\n"
     )
-    yield from _head(picture.title, total, _shares(stacks, names))
+    yield from _head(picture, total, _shares(stacks, names))
     yield from _frames(laid, names, numbers, scale, levels, picture.inverted)
     yield f'<text class="note" x="{_PAD}" y="{height - 12}">{_foot(laid, scale)}</text>\n'
     document: dict[str, object] = {
@@ -197,6 +202,7 @@ def draw(
         "height": height,
         "levels": levels,
         "inverted": picture.inverted,
+        "unit": picture.unit,
         "kindNames": list(_KINDS.values()),
         "names": names.names,
         "short": names.short,
@@ -284,10 +290,12 @@ def _frames(
     yield "</g>\n"
 
 
-def _head(title: str, total: float, shares: Mapping[str, float]) -> Iterator[str]:
-    """The title, how many samples there are, and the share of each class, by leaves."""
-    yield f'<text class="title" x="{_PAD}" y="28">{for_xml(cut(readable(title), 60))}</text>\n'
-    yield f'<text class="note" x="{_PAD}" y="47">{_samples(total)}</text>\n<g>\n'
+def _head(picture: Picture, total: float, shares: Mapping[str, float]) -> Iterator[str]:
+    """The title, how much was counted, and the share of each class, by leaves."""
+    title = for_xml(cut(readable(picture.title), 60))
+    yield f'<text class="title" x="{_PAD}" y="28">{title}</text>\n'
+    whole = for_xml(_counted(total, picture.unit))
+    yield f'<text class="note" x="{_PAD}" y="47">{whole}</text>\n<g>\n'
     x = _PAD
     for kind, name in _KINDS.items():
         if kind not in shares:
@@ -299,9 +307,9 @@ def _head(title: str, total: float, shares: Mapping[str, float]) -> Iterator[str
     yield "</g>\n"
 
 
-def _samples(total: float) -> str:
+def _counted(total: float, unit: str) -> str:
     number = f"{total:,}" if isinstance(total, int) else f"{total:,.12g}"
-    return f"{number} sample{'' if number == '1' else 's'}"
+    return "1 sample" if (number, unit) == ("1", "samples") else f"{number} {unit}"
 
 
 def _shares(stacks: Stacks, names: _Names) -> dict[str, float]:

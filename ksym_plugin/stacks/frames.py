@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
-from ksym_plugin.stacks.names import cut, file_name
+from ksym_plugin.stacks.names import cut, decode_name, file_name
+from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.symbols import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from ksym_plugin.timeline.symbols import SourceLocation
+
+    Event = TypeVar("Event", str, bytes)
+    Key = TypeVar("Key")
 
     #: The numbers of the frames, root first.
     Stack = tuple[int, ...]
@@ -23,6 +29,12 @@ JIT = "jit"
 INLINED = "inlined"
 USER = "user"
 UNKNOWN = "unknown"
+#: What a sample counts for: one, or its period.
+SAMPLES = "samples"
+PERIOD = "period"
+WEIGHTS = (SAMPLES, PERIOD)
+#: How many of the events that are not counted are named.
+_MOST_EVENTS = 10
 
 #: How many lines of a frame are listed, and the columns of their locations and their text.
 _MOST = 5
@@ -180,3 +192,65 @@ class HotLines:
 
 def _format(location: SourceLocation) -> str:
     return f"{file_name(location.file)}:{location.line}"
+
+
+class Counts(dict["Event", "dict[Key, int]"]):
+    """How much of each event was counted for what; ``samples`` are those of each event.
+
+    Different events are never added up: a picture is of one of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: dict[Event, int] = {}
+
+    def __missing__(self, event: Event) -> dict[Key, int]:
+        self.samples[event] = 0
+        counts: dict[Key, int] = {}
+        self[event] = counts
+        return counts
+
+    def count(self, event: Event, what: Key, weight: int) -> None:
+        """Count a sample."""
+        counts = self[event]
+        counts[what] = counts.get(what, 0) + weight
+        self.samples[event] += 1
+
+    def take_in(self, other: Counts[Event, Key]) -> None:
+        """Add what was counted in another part of the same samples."""
+        for event, counts in other.items():
+            mine = self[event]
+            for what, count in counts.items():
+                mine[what] = mine.get(what, 0) + count
+            self.samples[event] += other.samples[event]
+
+    def choose(self, name: Event | None) -> Event | None:
+        """The event of that name, by default the one with the most samples; None without any.
+
+        KsymError if there are samples, but none of that event.
+        """
+        if name is None or not self:
+            return max(self.samples, key=self.samples.__getitem__, default=None)
+        if name not in self:
+            there = ", ".join(map(_text, self))
+            raise KsymError(f"no sample is of the event {_text(name)}", f"take one of: {there}")
+        return name
+
+    def others(self, event: Event) -> str:
+        """A sentence that tells the other events; empty if there are none."""
+        ranked = sorted(self.samples.items(), key=lambda item: (-item[1], item[0]))
+        others = [_counted(*item) for item in ranked if item[0] != event]
+        if not others:
+            return ""
+        more = len(others) - _MOST_EVENTS
+        others[_MOST_EVENTS:] = [f"{more} more"] if more > 0 else []
+        counted = _counted(event, self.samples[event])
+        return f"only {counted} is counted; --event takes another: {', '.join(others)}"
+
+
+def _counted(event: str | bytes, samples: int) -> str:
+    return f"{_text(event)} ({samples:,} sample{'s' * (samples != 1)})"
+
+
+def _text(event: str | bytes) -> str:
+    return event if isinstance(event, str) else decode_name(event)

@@ -97,7 +97,7 @@ def score(folder: str | Path) -> tuple[Score, pyspy_match.Check]:
     info = load_info(str(folder / "session.json"))
     reader = pyspy_perf.Reader()
     with open(folder / "perf.txt", "rb") as file:
-        threads = pyspy_match.by_thread(reader.read(file))
+        threads = pyspy_match.by_thread(reader.hits(file))
     shift = info.shift()
     assert shift is not None and reader.shift is not None
     # perf read both clocks too, UTC to the microsecond.

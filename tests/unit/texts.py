@@ -10,6 +10,7 @@ import pytest
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf.fold import Folder, FoldOptions
 from ksym_plugin.perf.repaint import Annotator, Renamer
+from ksym_plugin.timeline.symbols import SourceLocation
 from ksym_plugin.timeline.timeline import Timeline
 from tests.unit.helpers import load, timeline_of, unload
 
@@ -55,14 +56,33 @@ def folder_of(
 ) -> Folder:
     folder = Folder(FoldOptions(**how), by)  # type: ignore[arg-type]
     for at in range(0, len(text), piece):
-        folder.feed(text[at : at + piece])
-    folder.close()
+        folder.read(text[at : at + piece])
+    folder.end()
     return folder
 
 
-def folded(text: bytes, by: Renamer | None = None, **how: object) -> dict[str, int]:
-    counts = folder_of(text, by, **how).sums.counts
+def folded(
+    text: bytes, by: Renamer | None = None, event: bytes | None = None, **how: object
+) -> dict[str, int]:
+    """Of an event, by default the one with most samples."""
+    sums = folder_of(text, by, **how).sums
+    counts = sums.folded(sums.counts.choose(event))
     return {stack.decode("utf-8", "surrogateescape"): count for stack, count in counts.items()}
+
+
+class Lines:
+    """Source lines that tell which byte was asked for; of the kernel's image and of BPF."""
+
+    def line(self, place: object, offset: int | None = None) -> SourceLocation:
+        return SourceLocation(
+            "/src/a b.c", int(str(place), 10) % 4096 if offset is None else offset
+        )
+
+    def program_name(self, _: object) -> None:
+        return None
+
+    def traced(self, _: object) -> str:
+        return "tcp_sendmsg"
 
 
 def corpus() -> list:

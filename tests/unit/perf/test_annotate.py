@@ -22,7 +22,7 @@ from ksym_plugin.perf.repaint import Annotator, Renamer
 from ksym_plugin.perf.text import LONGEST
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import Locator
-from ksym_plugin.timeline.symbols import Loss, SourceLocation
+from ksym_plugin.timeline.symbols import Loss
 from tests.unit.helpers import load, timeline_of, unload
 from tests.unit.texts import (
     PLACE,
@@ -30,8 +30,10 @@ from tests.unit.texts import (
     TABLE,
     A,
     B,
+    Lines,
     annotated,
     corpus,
+    folded,
     one_place,
     renamer,
     statics,
@@ -146,6 +148,44 @@ def test_style_of_the_text_is_kept() -> None:
     )
 
 
+GARBAGE = b"\tffffffffc0001004 [unknown] ([unknown])\n"
+INSIDE = b"\t    55d0c0de1150 work+0x67 (/opt/app)\n"
+
+
+def test_behind_a_user_address_nothing_is_the_kernel_s() -> None:
+    """Return addresses in a user's stack are whatever lies there."""
+    for stack in (
+        INSIDE + GARBAGE + b"\t               0 [unknown] ([unknown])\n",
+        INSIDE + b"  app.c:12\n" + GARBAGE,
+        INSIDE + GARBAGE + b"\tffffffffffffffff [unknown] ([unknown])\n",
+        b"\tffffffffff600004 [unknown] ([vsyscall])\n" + GARBAGE,
+        b"\t    55d0c0de1150 inner (inlined)\n" + GARBAGE,
+    ):
+        by = renamer(one_place(), TABLE)
+        text = sample("5.500000", GARBAGE + stack) + sample("5.500000", stack)
+        # The same lines once more, whatever is kept of them by now, and line by line.
+        for piece in (1 << 20, 50):
+            shown = annotated(text + text, by, piece)
+            assert shown == (text + text).replace(
+                b"cycles: \n" + GARBAGE, b"cycles: \n" + NAMED % A.encode()
+            )
+        assert by.tally.frames == by.tally.added == 4
+        assert sum(stack.count(A) for stack in folded(text, renamer(one_place()))) == 1
+
+
+def test_a_guest_s_frame_and_an_inlined_one_do_not_end_the_kernel_s_part() -> None:
+    for line in (
+        b"\tffffffff81000404 [unknown] ([guest.kernel.kallsyms])\n",
+        b"\tffffffff81000404 inner (inlined)\n",
+        b"  file.c:12\n",
+        b"  \n",
+    ):
+        text = sample("5.500000", line + LINE)
+        assert annotated(text, renamer(one_place(), TABLE)) == text.replace(
+            LINE, NAMED % A.encode()
+        )
+
+
 def test_what_has_no_time_is_named_by_nothing_that_comes_and_goes() -> None:
     without = b"demo 77 cycles:\n" + LINE + b"\n"
     assert annotated(without, renamer(one_place())) == without.replace(LINE, NAMELESS)
@@ -180,18 +220,6 @@ def test_each_event_has_its_clock() -> None:
     assert annotated(other, by) == other.replace(LINE, NAMELESS)
     with pytest.raises(KsymError, match="perf clock"):
         Renamer(one_place(), ClockMap([Instant(1, 1, 1, None)]), {b"cycles": "perf"})
-
-
-class Lines:
-    """Source lines that tell which byte was asked for; of the kernel's image and of BPF."""
-
-    def line(self, place: object, offset: int | None = None) -> SourceLocation:
-        return SourceLocation(
-            "/src/a b.c", int(str(place), 10) % 4096 if offset is None else offset
-        )
-
-    def traced(self, _: object) -> str:
-        return "tcp_sendmsg"
 
 
 def test_source_lines_stand_below_frames() -> None:

@@ -44,7 +44,8 @@ def sample(*frames: bytes, head: bytes = b"demo  77/78 [000] 5.500000:  3 cycles
 
 
 def lines_of(text: bytes, **how: object) -> bytes:
-    return b"".join(folder_of(text, **how).sums.lines())
+    sums = folder_of(text, **how).sums
+    return b"".join(sums.lines(sums.counts.choose(None)))
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,7 @@ def test_how_a_frame_is_spelled(frame: bytes, how: dict[str, bool], spelled: str
         (b")))(x", b")))"),
         (b"operator<<(int)", b"operator<<"),
         (b"A<B>::operator<(B<C> const&)", b"A<B>::operator<"),
+        (b"py::f:/a (1).py", b"py::f:/a (1).py"),
     ],
 )
 def test_what_is_left_of_a_name(name: bytes, tidy: bytes) -> None:
@@ -144,6 +146,33 @@ def test_frames_are_repaired_first_where_there_is_a_history() -> None:
     by = renamer(one_place())
     assert folded(sample(core, unnamed) + sample(core), by) == {f"demo;{A};f": 3, "demo;f": 3}
     assert (by.tally.added, by.tally.confirmed) == (1, 2)
+
+
+def test_a_line_of_blanks_ends_no_stack() -> None:
+    blanks = b"   \n"
+    core = b"\tffffffff81000010 a+0x0 ([kernel.kallsyms])\n"
+    assert folded(sample(core, blanks, USER)) == {"demo;main;a": 3}
+    assert folded(sample(core, b"  \n", b"  x.c:1\n", USER), srcline=True) == {"demo;main;a": 3}
+    # What follows tells: a header begins a sample.
+    assert folded(sample(core, blanks) + sample(USER), piece=30) == {"demo;a": 3, "demo;main": 3}
+    assert folded(sample(core)[:-1] + blanks + sample(USER)) == {"demo;a": 3, "demo;main": 3}
+
+
+def test_samples_without_a_task_have_a_name() -> None:
+    # perf script -F time,event,ip,sym
+    assert folded(sample(USER, head=b"  5.500000: cycles: ")) == {"[unknown];main": 1}
+
+
+def test_an_address_behind_another_in_columns() -> None:
+    head = b"app 7 5.5: 1 cycles: "
+    for before in (b"    7ffd1234abcd", b"               0", b""):
+        line = head + before + b"           401136 main+0x4 (/bin/x)\n"
+        assert folded(line + line) == {"app;main": 2}
+
+
+def test_samples_or_their_periods_are_counted() -> None:
+    assert folded(sample(USER) * 2) == {"demo;main": 6}
+    assert folded(sample(USER) * 2, samples=True) == {"demo;main": 2}
 
 
 def test_samples_that_nothing_separates() -> None:
@@ -233,9 +262,9 @@ def test_hostile_text_takes_linear_time() -> None:
     started = time.process_time()
     for name in (b"(" * 200_000, b"->" * 100_000, b"<(" * 100_000, b";" * 200_000, b"\0" * 200_000):
         text = sample(b"\t          401000 " + name + b" (/bin/x)\n")
-        assert len(folder_of(text).sums.counts) == 1
+        assert len(folded(text)) == 1
     text = b"".join(b"%d 1 5.0: 1 e: \n" % number for number in range(20_000))
-    assert len(folder_of(text).sums.counts) == 20_000
+    assert len(folded(text)) == 20_000
     assert time.process_time() - started < 10
 
 
@@ -266,7 +295,7 @@ def test_jobs_do_not_change_the_result(big: Path) -> None:
     one, two = ksym("fold", "--tid", str(big)), ksym("fold", "--tid", "--jobs", "2", str(big))
     assert one.stdout == two.stdout
     assert one.stderr == two.stderr
-    assert b"only instructions is counted" in one.stderr
+    assert b"only cycles (80,000 samples) is counted" in one.stderr
     assert one.stdout.count(b"\n") > 999
     assert fold.ranges_of(str(big), 1) == []
 
@@ -276,7 +305,7 @@ def in_parts(
 ) -> None:
     """Fold two parts, with another function for what a part's process does."""
     monkeypatch.setattr(fold, "_fold_part", part)
-    how = FoldOptions(event=b"cycles")
+    how = FoldOptions()
     fold.fold(Folder(how), how, os.devnull, [(0, 1), (1, 2)], (None, None), by)
 
 

@@ -139,8 +139,7 @@ def test_text_is_renamed_the_same_way(
         renamer.begin(text.header(f"p 7 {at}.000001: 1 cycles: \n".encode()))
         frame = text.frame(line)
         assert frame is not None
-        weight = renamer.weight(frame)
-        assert weight is None
+        assert not renamer.is_fixed(frame)
         found = rewritten(line, frame, *renamer.decide(frame)).decode().strip()
     assert found == f"{BASE + place:x} {shown} ({where})"
     assert counts(renamer.tally) == {count: 1}

@@ -122,7 +122,7 @@ def test_text_on_a_full_disk(place: Path, form: str) -> None:
     assert TALLY in said and "Traceback" not in said and "Exception" not in said
 
 
-@pytest.mark.parametrize("words", [["--format", "report"], ["--lines"], ["--vmlinux", "x"]])
+@pytest.mark.parametrize("words", [["--lines"], ["--vmlinux", "x"]])
 def test_what_text_is_not_enough_for(place: Path, words: list[str]) -> None:
     ended = run(place, *words, stdin=b"", status=1)
     assert (ended.out, ended.err.count("\n")) == ("", 1)

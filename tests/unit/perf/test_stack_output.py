@@ -11,12 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.perf.stack_output import FoldedOutput, SpeedscopeOutput, SvgOutput
+from ksym_plugin.perf.stack_output import (
+    FoldedOutput,
+    ReportOutput,
+    SpeedscopeOutput,
+    SvgOutput,
+    TextStacks,
+)
 from ksym_plugin.stacks.account import describe, duration, lived
+from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.timeline.resolver import Locator
 from ksym_plugin.timeline.symbols import BPF_MODULE, BPF_PROG, EXACT, Frame, Lifetime, Load
 from tests.unit.helpers import BASE, load
 from tests.unit.perf_events import CORE, SECOND, VMLINUX, event, node
 from tests.unit.stacks.test_flamegraph import data_of, named
+from tests.unit.texts import A, B, Lines, one_place, renamer
 
 NAME = "bpf_prog_00000000000000aa_a"
 
@@ -62,7 +71,7 @@ def test_bpf_frames_as_perf_had_them_are_bpf_s_too() -> None:
     found = named(feed(output, (event(), pieces)))
     classes = {name: rect.get("class")[:-1] for name, rect in found.items()}
     assert {"[unknown]", "nf_hook"} == {n for n, kind in classes.items() if kind == "kernel"}
-    assert {NAME, "[bpf]"} == {n for n, kind in classes.items() if kind == "bpf"}
+    assert {NAME, "[[bpf]]"} == {n for n, kind in classes.items() if kind == "bpf"}
 
 
 def test_many_programs_of_one_name() -> None:
@@ -97,6 +106,88 @@ def test_a_profile_a_thread_in_the_order_of_time() -> None:
     assert next(iter(found)) == "all threads, merged"
 
 
+def test_a_picture_is_of_one_event(capsys: pytest.CaptureFixture[str]) -> None:
+    few = event(node(1, "x"), ev_name="page-faults")
+    few["sample"]["period"] = 7
+    many = event(node(1, "y"))
+    for chosen, weight, unit in (
+        (None, "samples", "2 samples"),
+        ("page-faults", "samples", "1 sample"),
+        ("page-faults", "period", "7 page-faults"),
+    ):
+        output = SvgOutput(io.StringIO(), "perf.data", chosen, weight)
+        samples = [(one, [output.user(one["callchain"][0])]) for one in (few, many, many)]
+        text = feed(output, *samples)
+        counted, other = ("cpu-clock", "page-faults")[:: -1 if chosen else 1]
+        assert f">perf.data: {counted}<" in text
+        assert f">{unit}<" in text
+        assert ("x" in named(text), "y" in named(text)) == (bool(chosen), not chosen)
+        assert f"only {counted} (" in (said := capsys.readouterr().err)
+        assert f"another: {other} (" in said
+    absent = FoldedOutput(io.StringIO(), event="cycles")
+    absent.sample(few, [absent.user(few["callchain"][0])])
+    with pytest.raises(KsymError, match="of the event cycles; take one of: page-faults"):
+        absent.close()
+
+
+TEXT = b"""\
+b 8 [000] 5.500000: 3 cycles:
+\tffffffffc0001004 [unknown] ([unknown])
+\tffffffff81000404 alpha+0x4 ([kernel.kallsyms])
+\tffffffff81000504 [unknown] ([kernel.kallsyms])
+\t          401000 main+0x4 (/bin/x)
+
+b 8 [000] 6.500000: 3 cycles:
+\tffffffffc0001004 [unknown] ([unknown])
+  file.c:2
+\t          401000 [unknown] (/bin/x)
+
+b 8 [000] 6.600000: 3 faults:
+\t          401000 [unknown] (/bin/x)
+
+"""
+
+
+def test_text_is_counted_as_perf_s_samples_are() -> None:
+    stream = io.StringIO()
+    reader = TextStacks(renamer(one_place()), FoldedOutput(stream, weight="period"), None)
+    for at in range(0, len(TEXT), 100):
+        reader.read(TEXT[at : at + 100])
+    reader.end()
+    assert stream.getvalue().splitlines() == [
+        f"b;[x];{B}_[k] 3",
+        f"b;main;[[kernel.kallsyms]]_[k];alpha_[k];{A}_[k] 3",
+    ]
+
+
+def test_text_tells_source_lines_and_threads() -> None:
+    stream = io.StringIO()
+    output = SpeedscopeOutput(stream, "x")
+    reader = TextStacks(renamer(one_place()), output, Locator(Lines(), Lines()))
+    reader.read(TEXT)
+    reader.end()
+    document = json.loads(stream.getvalue())
+    assert [profile["name"] for profile in document["profiles"]] == ["all threads, merged", "b 8"]
+    lines = {frame["name"]: frame.get("line") for frame in document["shared"]["frames"]}
+    assert lines == {"b": None, "main": None, "[[kernel.kallsyms]]": None} | {
+        "[x]": None,
+        "alpha": 0x403,
+        A: 4,
+        B: 4,
+    }
+
+
+def test_text_is_accounted_by_program() -> None:
+    stream = io.StringIO()
+    reader = TextStacks(renamer(one_place()), ReportOutput(stream), None)
+    reader.read(TEXT)
+    reader.end()
+    cycles, faults = json.loads(stream.getvalue())
+    assert (cycles["event"], cycles["samples"], cycles["kernel_samples"]) == ("cycles", 2, 2)
+    assert [(row["name"], row["own"]["samples"]) for row in cycles["programs"]] == [(A, 1), (B, 1)]
+    assert (faults["event"], faults["samples"], faults["kernel_samples"]) == ("faults", 1, 0)
+
+
 def test_without_samples_there_is_still_a_picture() -> None:
     assert ET.fromstring(feed(SvgOutput(io.StringIO(), "x"))).get("class") == "flame"
 
@@ -128,8 +219,8 @@ def test_equal_stacks_are_counted() -> None:
     "dso, frame",
     [
         ("/usr/lib/libc.so.6", "[libc.so.6]"),
-        ("[vdso]", "[vdso]"),
-        ("[kernel.kallsyms]", "[kernel.kallsyms]"),
+        ("[vdso]", "[[vdso]]"),
+        ("[kernel.kallsyms]", "[[kernel.kallsyms]]"),
         ("", "[unknown]"),
         (None, "[unknown]"),
         ("/x/a;b\nc", "[a:b c]"),
@@ -145,7 +236,7 @@ def test_kernel_frames_are_marked() -> None:
     output.sample(event(), [output.kernel(1, name, None, dso) for name, dso in dsos])
     output.close()
     assert output._stream.getvalue() == (  # type: ignore[attr-defined]
-        "demo;[unknown]_[k];[kernel.kallsyms]_[k];f:g_[k] 1\n"
+        "demo;[unknown]_[k];[[kernel.kallsyms]]_[k];f:g_[k] 1\n"
     )
 
 

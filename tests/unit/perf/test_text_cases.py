@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ksym_plugin.perf import text
 from ksym_plugin.perf.text import FrameLine, Header
+from ksym_plugin.timeline.errors import KsymError
 from tests.unit.helpers import load, timeline_of, unload
 from tests.unit.texts import TABLE, annotated, folded, folder_of, renamer
 
@@ -141,7 +144,10 @@ def test_a_blank_line_below_the_header_and_none_at_the_end() -> None:
 def test_junk_inside_a_stack() -> None:
     sample = (
         b"demo 26037  8801.194312:     250000 cpu-clock:uhH:\n"
-        b"\t          401b97 main+0x1f (./t/demo)\n\t          NOT_A_FRAME_LINE\n" + UNNAMED + b"\n"
+        + UNNAMED
+        + b"\t          NOT_A_FRAME_LINE\n"
+        + UNNAMED
+        + b"\n"
     )
     by = renamer(table=TABLE)
     assert annotated(sample, by) == sample.replace(b"[unknown]", b"alpha+0x4")
@@ -239,9 +245,8 @@ def test_side_band_records_are_no_samples() -> None:
         b" ([unknown])\n"
     )
     assert [text.header(line) is None for line in sample.splitlines()] == [True, True, True, False]
-    folder = folder_of(sample)
-    assert folder.sums.counts == {b"swapper;[unknown]": 1}
-    assert folder.sums.unparsed == 0
+    assert folded(sample) == {"swapper;[unknown]": 1}
+    assert folder_of(sample).sums.unparsed == 0
     name = "bpf_prog_7be49e3900000000_demo"
     past = timeline_of(
         load(0xFFFFFFFFC01BC362, 229, name, 1_000_000_000),
@@ -262,11 +267,16 @@ def test_several_events() -> None:
         b"\t             993 main (/root/noploop)\n\n"
     )
     assert by_table(sample) == sample
-    folder = folder_of(sample)
-    assert folder.event == b"instructions"
-    assert folder.sums.counts == {b"noploop;alpha": 1}
-    assert folder.sums.passed_over == {b"cache-misses/period=50/u": 1}
+    assert folded(sample) == {"noploop;alpha": 1}
+    assert folded(sample + sample[sample.index(b"\n\n") + 2 :]) == {"noploop;main": 100}
     assert folded(sample, event=b"cache-misses/period=50/u") == {"noploop;main": 50}
+    sums = folder_of(sample).sums
+    assert sums.counts.others(b"instructions") == (
+        "only instructions (1 sample) is counted; --event takes another:"
+        " cache-misses/period=50/u (1 sample)"
+    )
+    with pytest.raises(KsymError, match="take one of: instructions, cache"):
+        folded(sample, event=b"cycles")
 
 
 def test_bytes_that_are_no_utf_8() -> None:
@@ -275,7 +285,7 @@ def test_bytes_that_are_no_utf_8() -> None:
         b" (/x/p\xe9rf)\n\n"
     )
     assert by_table(sample) == sample.replace(b"[unknown]", b"alpha+0x4")
-    assert list(folder_of(sample).sums.lines()) == [
+    assert list(folder_of(sample).sums.lines(b"cycles")) == [
         b"caf\xc3;caml\xadfun_1;[[kernel.kallsyms]] 1\n"
     ]
 
