@@ -15,6 +15,7 @@ from array import array
 
 from ksym_plugin.kernel import btf, privileges, syscalls
 from ksym_plugin.timeline.errors import SourceError
+from ksym_plugin.timeline.packed import digest_of
 from ksym_plugin.timeline.program import (
     GONE,
     HIDDEN,
@@ -28,10 +29,13 @@ from ksym_plugin.timeline.symbols import trampoline_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import TypeVar
 
     from ksym_plugin.timeline.program import LineRow, LineTable
     from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
+
+    T = TypeVar("T")
 
 #: struct bpf_prog_info (include/uapi/linux/bpf.h) up to and including attach_btf_id. It grew:
 #: line_info and prog_tags came with Linux 5.0 (c454a46b5efd, c872bdb38feb), before KSYMBOL;
@@ -76,22 +80,9 @@ class ProgramInfo:
     """
 
     __slots__ = (
-        "functions",
-        "has_btf",
-        "hidden",
-        "id",
-        "jited_length",
-        "load_time",
-        "misses",
-        "name",
-        "run_ns",
-        "runs",
-        "split_tag",
-        "tag",
-        "tags",
-        "type",
-        "uid",
-    )
+        "functions", "has_btf", "hidden", "id", "jited_length", "load_time", "misses", "name",
+        "run_ns", "runs", "split_tag", "tag", "tags", "type", "uid",
+    )  # fmt: skip
 
     def __init__(
         self, id: int, type: int, tag: str, name: str, load_time: int, uid: int, hidden: bool
@@ -122,6 +113,17 @@ def open_program(program_id: int) -> int:
         if error.errno == errno.ENOENT:
             return -1
         raise privileges.bpf_refusal(error) from error
+
+
+def _with_program(program_id: int, read: Callable[[int], T]) -> T | None:
+    """What ``read`` returns for a descriptor of a program; None if it is gone."""
+    fd = open_program(program_id)
+    if fd < 0:
+        return None
+    try:
+        return read(fd)
+    finally:
+        os.close(fd)
 
 
 def measure() -> int:
@@ -180,13 +182,7 @@ class ProgramReader:
 
     def program(self, program_id: int) -> ProgramInfo | None:
         """One program; None if it is gone."""
-        fd = open_program(program_id)
-        if fd < 0:
-            return None
-        try:
-            return self.info(fd)
-        finally:
-            os.close(fd)
+        return _with_program(program_id, self.info)
 
     def info(self, fd: int) -> ProgramInfo:
         """The program that ``fd`` holds."""
@@ -199,29 +195,19 @@ class ProgramReader:
         (net.core.bpf_jit_kallsyms = 0). A name that is not known is ``""``; the list is
         empty if the program is gone.
         """
-        fd = open_program(program_id)
-        if fd < 0:
-            return []
-        try:
-            found = self._read_info(fd, False)
-        finally:
-            os.close(fd)
-        return self._names(self._parse(found), found)
+        found = _with_program(program_id, lambda fd: self._read_info(fd, False))
+        return [] if found is None else self._names(self._parse(found), found)
 
     def details(self, program_id: int, fd: int = -1) -> ProgramDetails:
         """A program with its names and lines; ``fd`` holds it already, or it is looked for."""
-        opened = fd if fd >= 0 else open_program(program_id)
-        if opened < 0:
-            return ProgramDetails(program_id, GONE)
-        # Its BTF may go with the program, which is held until all is read.
-        try:
-            found = self._read_info(opened, True)
-            return self._details(self._parse(found), found)
-        finally:
-            if fd < 0:
-                os.close(opened)
+        if fd >= 0:
+            return self._details(fd)
+        return _with_program(program_id, self._details) or ProgramDetails(program_id, GONE)
 
-    def _details(self, info: ProgramInfo, found: _Arrays) -> ProgramDetails:
+    def _details(self, fd: int) -> ProgramDetails:
+        # Its BTF may go with the program, which is held until all is read.
+        found = self._read_info(fd, True)
+        info = self._parse(found)
         details = ProgramDetails(info.id, "")
         details.type, details.tag, details.uid = info.type, info.tag, info.uid
         details.load_time = info.load_time
@@ -350,10 +336,8 @@ class _Arrays:
     )  # fmt: skip
 
     def __init__(self, info: array[int]) -> None:
-        (starts, lengths, self.starts_at, _, self.btf_id, _, _, self.func_infos, self.lines) = (
-            _ARRAYS.unpack_from(info, 104)[:9]
-        )
-        self.jited_lines_at, self.jited_lines = _ARRAYS.unpack_from(info, 104)[10:12]
+        starts, lengths, self.starts_at, _, self.btf_id, *more = _ARRAYS.unpack_from(info, 104)
+        _, _, self.func_infos, self.lines, _, self.jited_lines_at, self.jited_lines = more[:7]
         self.functions = min(starts, lengths)
 
 
@@ -403,13 +387,6 @@ def rows_with_lines(
     for function_rows in rows:
         function_rows.sort(key=lambda row: row[0])
     return rows
-
-
-def digest_of(packed: bytes) -> bytes:
-    """The digest by which equal tables are stored once."""
-    from hashlib import blake2b
-
-    return blake2b(packed, digest_size=16).digest()
 
 
 class LiveLines:

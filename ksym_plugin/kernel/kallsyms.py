@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from itertools import groupby
 
 from ksym_plugin.kernel import modules
 from ksym_plugin.timeline.errors import KallsymsError
@@ -121,7 +122,7 @@ class KallsymsText:
             b"[%b]" % name.encode(): (b"%016x" % base, b"%016x" % (base + size))
             for name, (base, size) in (module_sizes or {}).items()
         }
-        # The module of the last function, those before it, and the highest function.
+        # The module of the last lines, those before it, and the highest line of all.
         self._module = self._highest = b""
         self._left: set[bytes] = set()
         self.lines: list[bytes] = []
@@ -138,7 +139,8 @@ class KallsymsText:
             matches = filter(None, map(_LINE.match, text[1:].split(b"\n")))
             lines = [self._rewrite(match) for match in matches if not _MAPPING_NAME.match(match[3])]
         if b"\t[" in text:
-            lines = [line for line in lines if not self._is_stale(line)]
+            groups = groupby(lines, lambda line: line.partition(b"\t")[2])
+            lines = [line for module, of_one in groups for line in self._current(module, of_one)]
         if self.bpf_tail:
             self.bpf_tail += lines
         elif b"[bpf]" in text:
@@ -146,24 +148,26 @@ class KallsymsText:
             self.bpf_tail = lines[first:]
         self.lines += lines
 
-    def _is_stale(self, line: bytes) -> bool:
-        """Whether a line is of a function that a module had for its init.
+    def _current(self, module: bytes, lines: Iterable[bytes]) -> list[bytes]:
+        """Lines of one module without the functions that it had for its init.
 
-        The memory is others' by now. ftrace keeps these names (kernel/trace/ftrace.c,
+        The memory of those is others' by now. ftrace keeps their names (kernel/trace/ftrace.c,
         ``save_ftrace_mod_rec``), and they are listed after all modules.
         """
-        module = line.partition(b"\t")[2]
-        if not module or not is_function(line) or module.startswith(_MADE_UP):
-            return False
+        lines = list(lines)
+        if not module or module.startswith(_MADE_UP):
+            return lines
         if module != self._module:
             self._left.add(self._module)
             self._module = module
-        low, high = self._bounds.get(module, (line, b"g"))
-        # In a copy that was sorted a module can come twice as well.
-        is_stale = not low <= line < high or (line < self._highest and module in self._left)
-        if not is_stale:
-            self._highest = max(line, self._highest)
-        return is_stale
+        low, high = self._bounds.get(module, (b"", b"g"))
+        if module in self._left:
+            # In a copy that was sorted a module can come twice as well.
+            low = max(low, self._highest)
+        if not low <= min(lines) <= max(lines) < high:
+            lines = [line for line in lines if not is_function(line) or low <= line < high]
+        self._highest = max(self._highest, *lines, b"")
+        return lines
 
     def _regular(self, text: bytes) -> list[bytes] | None:
         """The lines of text as the kernel prints it, or None for any other text."""
@@ -396,14 +400,8 @@ class Kallsyms:
     """
 
     __slots__ = (
-        "_crowded",
-        "_extents",
-        "_floor",
-        "_lines",
-        "_listed",
-        "_sizes",
-        "hidden",
-    )
+        "_crowded", "_extents", "_floor", "_lines", "_listed", "_sizes", "hidden",
+    )  # fmt: skip
 
     def __init__(self, text: KallsymsText, module_sizes: dict[str, tuple[int, int]]) -> None:
         text.lines.sort()

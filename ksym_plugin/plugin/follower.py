@@ -320,9 +320,10 @@ class Follower:
         if source.fileno() >= 0:
             poller.register(source.fileno(), select.POLLIN)
         self._notify_all()
+        wait = _HEARTBEAT if source.interval is None else min(source.interval, _HEARTBEAT)
         allowance = Allowance()
         while not self._stopping.is_set():
-            ready = poller.poll(self._wait_ms(source))
+            ready = poller.poll(1000 * wait)
             if any(event & select.POLLNVAL for _, event in ready):
                 raise Disowned("a descriptor is closed")
             self._step(source)
@@ -350,10 +351,6 @@ class Follower:
     def _notify_all(self) -> None:
         for notice in self.table.take_notices():
             self._notify(notice)
-
-    def _wait_ms(self, source: Source) -> int:
-        wait = _HEARTBEAT if source.interval is None else min(source.interval, _HEARTBEAT)
-        return int(wait * 1000)
 
     def _fail(self, error: BaseException) -> bool:
         """Give up the source; returns whether to try again."""

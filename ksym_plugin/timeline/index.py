@@ -120,15 +120,9 @@ class AddressIndex:
     """All lifetimes by start, by center and by chunk; the open-ended ones by page."""
 
     __slots__ = (
-        "_by_center",
-        "_starts_in",
-        "_wide_by_center",
-        "areas",
-        "by_chunk",
-        "by_page",
-        "open_pages",
-        "starts",
-    )
+        "_by_center", "_starts_in", "_wide_by_center", "areas", "by_chunk", "by_page",
+        "open_pages", "starts",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         #: Start address to all that ever started there, in load order.

@@ -81,6 +81,14 @@ def text_of(string: bytes) -> str:
     return string.decode("utf-8", "backslashreplace")
 
 
+def digest_of(packed: bytes) -> bytes:
+    """The digest by which equal tables are stored once."""
+    # Imported here: looking up does not need it.
+    from hashlib import blake2b
+
+    return blake2b(packed, digest_size=16).digest()
+
+
 class PackedFunctions:
     """The functions of a module, packed by ``pack_functions``; none from any other bytes.
 
@@ -102,10 +110,7 @@ class PackedFunctions:
     @property
     def digest(self) -> bytes:
         """The same for the same functions."""
-        # Imported here: looking up does not need it.
-        from hashlib import blake2b
-
-        return blake2b(self.data, digest_size=16).digest()
+        return digest_of(self.data)
 
     def find(self, offset: int) -> tuple[int, int, str] | None:
         """Start, end and name of the function at an offset, if there is one."""

@@ -93,15 +93,8 @@ class Load:
     """
 
     __slots__ = (
-        "comm",
-        "earliest",
-        "functions",
-        "latest",
-        "open_ended",
-        "pid",
-        "prog_id",
-        "symbol",
-    )
+        "comm", "earliest", "functions", "latest", "open_ended", "pid", "prog_id", "symbol",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -180,20 +173,9 @@ class Lifetime:
     """
 
     __slots__ = (
-        "comm",
-        "functions",
-        "loaded_by",
-        "loaded_earliest",
-        "loaded_latest",
-        "open_ended",
-        "pid",
-        "prog_id",
-        "row",
-        "symbol",
-        "unload",
-        "unloaded_earliest",
-        "unloaded_latest",
-    )
+        "comm", "functions", "loaded_by", "loaded_earliest", "loaded_latest", "open_ended", "pid",
+        "prog_id", "row", "symbol", "unload", "unloaded_earliest", "unloaded_latest",
+    )  # fmt: skip
 
     def __init__(self, load: Load) -> None:
         self.symbol = load.symbol

@@ -334,7 +334,10 @@ class Timeline:
         if not candidates:
             return self._miss(address, True, time)
         # All of one name: the one that lasts longest says how certain it is.
-        return self._hit(max(candidates, key=_last_seen), time)
+        longest = max(
+            candidates, key=lambda one: (one.unloaded_latest is None, one.unloaded_latest or 0)
+        )
+        return self._hit(longest, time)
 
     def _with_open_ended(
         self, address: int, time: int, best: Lifetime | None, rivals: list[Lifetime]
@@ -449,9 +452,3 @@ def _possible(following: list[Lifetime], address: int, time: int) -> list[Lifeti
         if lifetime.loaded_earliest <= time
         and lifetime.symbol.start <= address < lifetime.symbol.end
     ]
-
-
-def _last_seen(lifetime: Lifetime) -> float:
-    """When a lifetime ended, for comparisons."""
-    until = lifetime.unloaded_latest
-    return float("inf") if until is None else until

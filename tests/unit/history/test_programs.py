@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ksym_plugin.history.reader import BootHistory, History
 from ksym_plugin.history.writer import HistoryWriter
-from ksym_plugin.kernel.bpf_prog import digest_of
+from ksym_plugin.timeline.packed import digest_of
 from ksym_plugin.timeline.program import GONE, ProgramDetails, pack_lines
 from ksym_plugin.timeline.symbols import Lifetime
 from ksym_plugin.timeline.timeline import Timeline

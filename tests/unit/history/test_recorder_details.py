@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ksym_plugin.kernel.bpf_prog import digest_of
+from ksym_plugin.timeline.packed import digest_of
 from ksym_plugin.timeline.program import GONE, ProgramDetails, pack_lines
 from ksym_plugin.timeline.symbols import UNNAMED_BPF
 from tests.unit.helpers import BASE, load
