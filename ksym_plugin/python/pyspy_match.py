@@ -46,8 +46,9 @@ _MOST_MISFIT = 0.5
 #: to pass, the leaves were right too.
 LEAST_SHARE = 0.95
 LEAST_CHECKED = 50
-#: A leaf is given in a system call if so many of those checked there are right.
-_LEAST_SURE = 0.99
+#: A leaf is given in a system call if so many of those checked there are right; where a single
+#: one is wrong, which tells little, LEAST_SHARE is enough.
+_LEAST_SURE = 0.985
 #: Where no leaf is given, a caller is given only if so many samples on each side have it.
 _AROUND = 5
 #: The function of a system call, as ``__x64_sys_read`` (include/linux/syscalls.h).
@@ -309,7 +310,8 @@ class Check:
         """Whether these Python frames were right in the system call of a sample of perf."""
         key = (stack.python, _system_call(hit))
         checked, right = self.in_calls[key], self.right_in_calls[key]
-        return self.passes and checked > 0 and right >= _LEAST_SURE * checked
+        least = LEAST_SHARE if checked - right == 1 else _LEAST_SURE
+        return self.passes and right > 0 and right >= least * checked
 
     def add(self, dated: Dated, hits: Sequence[Hit]) -> None:
         """Check the samples of a thread, with perf's samples of it in the order of time.
@@ -327,10 +329,9 @@ class Check:
                 is_right = dated.stacks[at].python == before
                 self.checked += 1
                 self.right += is_right
-                for hit in hits[counts[at] - 1 : counts[at] + 1]:
-                    key = (before, _system_call(hit))
-                    self.in_calls[key] += 1
-                    self.right_in_calls[key] += is_right
+                for call in set(map(_system_call, hits[counts[at] - 1 : counts[at] + 1])):
+                    self.in_calls[before, call] += 1
+                    self.right_in_calls[before, call] += is_right
 
     def line(self, forced: bool) -> str:
         """A sentence on the result and what follows from it."""
