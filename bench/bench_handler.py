@@ -109,6 +109,8 @@ def compared(
         "text": [*perf, "-s", _HANDLER, "--", "-H", history],
         "lined": [*perf, "-s", _HANDLER, "--", "-H", history, "--lines"],
         "plain": perf,
+        "report": [sys.executable, "-m", "ksym_plugin.cli", "report", "-i", data, "-H", history],
+        "counted": [*perf, "-s", _HANDLER, "--", "-H", history, "--format", "report"],
     }
     taken: dict[str, list[float]] = {name: [] for name in commands}
     tally = ""
@@ -119,7 +121,7 @@ def compared(
                 taken[name].append(cost.cpu)
             if name == "folded":
                 tally = cost.err
-    own, folded, text, lined, plain = (Figures(taken[name]) for name in commands)
+    own, folded, text, lined, plain, report, counted = (Figures(taken[name]) for name in commands)
     summary = next((line for line in tally.splitlines() if "kernel frames" in line), "no tally")
     return [
         row(
@@ -135,4 +137,14 @@ def compared(
         row("  folded output", folded, "s", None, _CLOCK, "stackcollapse.py", own.median),
         row("  text output", text, "s", None, _CLOCK, "perf script, no Python", plain.median),
         row("  the same with --lines", lined, "s", None, _CLOCK, "without", text.median),
+        row(
+            "ksym report against the handler's",
+            report.over(counted),
+            "times",
+            ("<=", 0.25),
+            "user and system CPU time of all processes",
+            "--format report",
+            1.0,
+            "perf.data is read directly",
+        ),
     ]
