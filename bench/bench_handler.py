@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-ROUNDS, SAMPLES, SECONDS = 3, 100_000, 4
+ROUNDS, SAMPLES, SECONDS = 3, 150_000, 4
 QUICK = (1, 1_000, 1)
 _NAME = "folded output against stackcollapse.py"
 _BAR = ("<=", 1.1)

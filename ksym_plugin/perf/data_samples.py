@@ -299,6 +299,7 @@ class DataSamples:
         """The batches that are complete with the whole records of a chunk; where those end."""
         record, word = self._record.unpack_from, self._word.unpack_from
         layouts, held, place = self._layouts, self._held, self._place
+        by_id = layouts.by_id if layouts.is_settled else {}
         last = len(chunk) - _RECORD_SIZE
         at_once: list[Entry] = []
         at = 0
@@ -309,7 +310,8 @@ class DataSamples:
             if at + size > len(chunk):
                 break
             if kind == _SAMPLE:
-                layout = layouts.sole or self._layout_of(chunk, at)
+                layout = layouts.sole or by_id.get(word(chunk, at + layouts.id_at)[0])
+                layout = layout or self._layout_of(chunk, at)
                 if layout is not None:
                     if size < layout.head_size:
                         raise damaged()
