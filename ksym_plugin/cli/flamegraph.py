@@ -69,7 +69,7 @@ def command(
     stacks = read(file)
     title = title or ("Flame graph" if file == "-" else os.path.basename(file))
     if form == "svg":
-        pieces = flamegraph.draw(stacks, flamegraph.Picture(title, width, min_width, inverted))
+        pieces = flamegraph.draw(stacks, title, width=width, least=min_width, inverted=inverted)
     else:
         pieces = speedscope.write(title, stacks.table, [("all", stacks.ordered())])
     write(pieces, output)

@@ -56,7 +56,7 @@ class Targets(NamedTuple):
                 for text, count in stacks.by_text().items():
                     file.write(f"{text} {count}\n".encode("utf-8", "surrogateescape"))
         if self.svg:
-            flamegraph.write(picture.draw(stacks, picture.Picture(title)), self.svg)
+            flamegraph.write(picture.draw(stacks, title), self.svg)
 
 
 class Files(NamedTuple):

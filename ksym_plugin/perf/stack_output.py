@@ -176,8 +176,7 @@ class SvgOutput(FoldedOutput):
         notes = {number: self._notes(number) for number in noted}
         title = self._title if event is None else f"{self._title}: {event}"
         unit = event if event is not None and self._weight != SAMPLES else SAMPLES
-        picture = flamegraph.Picture(title, unit=unit)
-        for part in flamegraph.draw(stacks, picture, notes):
+        for part in flamegraph.draw(stacks, title, unit=unit, notes=notes):
             self._stream.write(part)
 
     def _notes(self, number: int) -> list[str]:

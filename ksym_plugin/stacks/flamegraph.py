@@ -16,6 +16,7 @@ from ksym_plugin.stacks.frames import (
     JIT,
     KERNEL,
     PYTHON,
+    SAMPLES,
     UNKNOWN,
     USER,
     StackFrame,
@@ -43,30 +44,16 @@ class Box:
 
     __slots__ = ("depth", "frame", "own", "start", "total")
 
-    def __init__(self, depth: int, start: float, frame: int, own: float) -> None:
+    def __init__(self, depth: int, start: float, frame: int) -> None:
         self.depth = depth
         self.start = start
         self.frame = frame
-        self.own = own
+        self.own: float = 0
         self.total: float = 0
 
 
-class Layout:
-    """Boxes, parents before children; ``hidden`` samples had any frame left out."""
-
-    __slots__ = ("boxes", "hidden")
-
-    def __init__(self, boxes: list[Box]) -> None:
-        self.boxes = boxes
-        inside = sum(box.total - box.own for box in boxes)
-        hidden = inside - sum(box.total for box in boxes if box.depth)
-        # Counts with decimals do not add up to the last digit.
-        total = max((box.total for box in boxes), default=0)
-        self.hidden = hidden if hidden > total * _ROUNDING else 0
-
-
-def layout(stacks: Stacks, least: float, most: int) -> Layout:
-    """Stacks as boxes of at least ``least`` samples, siblings ordered by their text.
+def layout(stacks: Stacks, least: float, most: int) -> list[Box]:
+    """Stacks as boxes of at least ``least`` samples, parents first, siblings by their text.
 
     There are ``most`` of them at the most; the smallest are left out.
     """
@@ -75,40 +62,41 @@ def layout(stacks: Stacks, least: float, most: int) -> Layout:
         # No box is bigger than its parent, so the parents of those that stay do so too.
         bar = sorted((box.total for box in boxes), reverse=True)[most]
         boxes = [box for box in boxes if box.total > bar or not box.depth]
-    boxes.sort(key=lambda box: (box.start, box.depth))
-    return Layout(boxes)
+    return sorted(boxes, key=lambda box: (box.start, box.depth))
+
+
+def hidden(boxes: list[Box]) -> float:
+    """How many samples had any frame left out."""
+    inside = sum(box.total - box.own for box in boxes)
+    left_out = inside - sum(box.total for box in boxes if box.depth)
+    # Counts with decimals do not add up to the last digit.
+    return left_out if left_out > boxes[0].total * _ROUNDING else 0
 
 
 def _closed(stacks: Stacks) -> Iterator[Box]:
     """All boxes, each when it is complete, the root last."""
-    root = Box(0, 0, -1, 0)
-    path: Stack = ()
-    open_boxes: list[Box] = []
+    path = [Box(0, 0, -1)]
     now: float = 0
     for stack in _in_order(stacks):
         frames = stack[:MOST_DEEP]
         shared = 0
-        for mine, theirs in zip(frames, path):
-            if mine != theirs:
+        for box, frame in zip(path[1:], frames):
+            if box.frame != frame:
                 break
             shared += 1
-        for box in reversed(open_boxes[shared:]):
-            box.total = now - box.start
-            yield box
-        del open_boxes[shared:]
-        depth = shared
-        for frame in frames[shared:]:
-            depth += 1
-            open_boxes.append(Box(depth, now, frame, 0))
-        samples = stacks.counts[stack]
-        open_boxes[-1].own += samples
-        now += samples
-        path = frames
-    for box in reversed(open_boxes):
+        yield from _close(path, 1 + shared, now)
+        path += [Box(depth, now, frame) for depth, frame in enumerate(frames[shared:], 1 + shared)]
+        path[-1].own += stacks.counts[stack]
+        now += stacks.counts[stack]
+    yield from _close(path, 0, now)
+
+
+def _close(path: list[Box], depth: int, now: float) -> Iterator[Box]:
+    """Take the boxes from a depth on off a path, the deepest first."""
+    while len(path) > depth:
+        box = path.pop()
         box.total = now - box.start
         yield box
-    root.total = now
-    yield root
 
 
 def _in_order(stacks: Stacks) -> list[Stack]:
@@ -144,65 +132,53 @@ _KINDS = {
 }
 
 
-class Picture:
-    """How a flame graph is drawn: ``width`` in pixels, or None for as wide as the window.
-
-    ``unit`` is that of the numbers.
-    """
-
-    __slots__ = ("inverted", "least", "title", "unit", "width")
-
-    def __init__(
-        self,
-        title: str = "Flame graph",
-        width: int | None = None,
-        least: float = LEAST,
-        inverted: bool = False,
-        unit: str = "samples",
-    ) -> None:
-        self.title = title
-        self.unit = readable(unit)
-        self.width = width
-        self.least = least
-        self.inverted = inverted
-
-
 def draw(
-    stacks: Stacks, picture: Picture, notes: Mapping[int, Sequence[str]] | None = None
+    stacks: Stacks,
+    title: str,
+    *,
+    width: int | None = None,
+    least: float = LEAST,
+    inverted: bool = False,
+    unit: str = SAMPLES,
+    notes: Mapping[int, Sequence[str]] | None = None,
 ) -> Iterator[str]:
-    """The SVG's text, piece by piece. ``notes`` are further lines of frames' tooltips."""
+    """The SVG's text, piece by piece.
+
+    ``width`` is in pixels, None for as wide as the window. Frames under ``least`` pixels are left
+    out. ``unit`` is that of the numbers. ``notes`` are further lines of frames' tooltips.
+    """
     import json
 
-    width = picture.width or WIDTH
+    fixed, width = width, width or WIDTH
+    title, unit = readable(title), readable(unit)
     total = sum(stacks.counts.values())
     scale = (width - 2 * _PAD) / (total or 1)
-    laid = layout(stacks, picture.least / scale, _MOST)
-    boxes = laid.boxes
+    boxes = layout(stacks, least / scale, _MOST)
     levels = 1 + max(box.depth for box in boxes)
     height = _TOP + levels * _ROW + _FOOT
     names = _Names(stacks.table)
     numbers = [names.number(box) for box in boxes]
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="flame" width="{width}" height="{height}"'
-        f' viewBox="0 0 {width} {height}">\n<title>{for_xml(readable(picture.title))}</title>\n'
+        f' viewBox="0 0 {width} {height}">\n<title>{for_xml(title)}</title>\n'
         f"<style>{_file('flame.css')}</style>\n"
     )
-    yield from _head(picture, total, _shares(stacks, names))
-    yield from _frames(laid, names, numbers, scale, levels, picture.inverted)
-    yield f'<text class="note" x="{_PAD}" y="{height - 12}">{_foot(laid, scale)}</text>\n'
+    yield from _head(title, _counted(total, unit), total, _shares(stacks, names))
+    yield from _frames(boxes, names, numbers, scale, levels, inverted)
+    yield f'<text class="note" x="{_PAD}" y="{height - 12}">{_foot(boxes, scale)}</text>\n'
     document: dict[str, object] = {
         "pad": _PAD,
         "row": _ROW,
         "top": _TOP,
         "column": _COLUMN,
         "width": width,
-        "fixed": picture.width,
-        "least": picture.least,
-        "hidden": laid.hidden > 0,
+        "fixed": fixed,
+        "least": least,
+        "hidden": hidden(boxes) > 0,
         "height": height,
         "levels": levels,
-        "inverted": picture.inverted,
-        "unit": picture.unit,
+        "inverted": inverted,
+        "unit": unit,
         "kindNames": list(_KINDS.values()),
         "names": names.names,
         "short": names.short,
@@ -267,12 +243,12 @@ def _located(frame: StackFrame) -> str:
 
 
 def _frames(
-    laid: Layout, names: _Names, numbers: list[int], scale: float, levels: int, inverted: bool
+    boxes: list[Box], names: _Names, numbers: list[int], scale: float, levels: int, inverted: bool
 ) -> Iterator[str]:
     """The rectangles, and the labels of those that have room for one."""
     labels = []
     yield '<g class="frames">\n'
-    for box, number in zip(laid.boxes, numbers):
+    for box, number in zip(boxes, numbers):
         name, kind = names.names[number], names.kinds[number]
         x, wide = _PAD + box.start * scale, box.total * scale
         y = _TOP + _ROW * (box.depth if inverted else levels - 1 - box.depth)
@@ -290,12 +266,10 @@ def _frames(
     yield "</g>\n"
 
 
-def _head(picture: Picture, total: float, shares: Mapping[str, float]) -> Iterator[str]:
+def _head(title: str, whole: str, total: float, shares: Mapping[str, float]) -> Iterator[str]:
     """The title, how much was counted, and the share of each class, by leaves."""
-    title = for_xml(cut(readable(picture.title), 60))
-    yield f'<text class="title" x="{_PAD}" y="28">{title}</text>\n'
-    whole = for_xml(_counted(total, picture.unit))
-    yield f'<text class="note" x="{_PAD}" y="47">{whole}</text>\n<g>\n'
+    yield f'<text class="title" x="{_PAD}" y="28">{for_xml(cut(title, 60))}</text>\n'
+    yield f'<text class="note" x="{_PAD}" y="47">{for_xml(whole)}</text>\n<g>\n'
     x = _PAD
     for kind, name in _KINDS.items():
         if kind not in shares:
@@ -323,11 +297,12 @@ def _shares(stacks: Stacks, names: _Names) -> dict[str, float]:
     return shares
 
 
-def _foot(laid: Layout, scale: float) -> str:
-    if not laid.hidden:
+def _foot(boxes: list[Box], scale: float) -> str:
+    left_out = hidden(boxes)
+    if not left_out:
         return "Every frame is drawn."
-    least = min(box.total for box in laid.boxes) * scale
-    share = 100 * laid.hidden / laid.boxes[0].total
+    least = min(box.total for box in boxes) * scale
+    share = 100 * left_out / boxes[0].total
     return (
         f"Frames under {_about(least)} px are not drawn;"
         f" they cut {_about(share)} % of the samples short."

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ksym_plugin.cli import flamegraph
 from ksym_plugin.stacks import folded
-from ksym_plugin.stacks.flamegraph import MOST_DEEP, Box, Layout, Picture, draw, layout
+from ksym_plugin.stacks.flamegraph import MOST_DEEP, Box, draw, hidden, layout
 from ksym_plugin.stacks.names import cut, readable
 from tests.unit.cli.test_cli import ksym
 
@@ -40,7 +40,7 @@ HOSTILE = (
 
 
 def drawn(counts: dict[str, float], **options: object) -> str:
-    return "".join(draw(folded.stacks_of(counts), Picture(**options)))  # type: ignore[arg-type]
+    return "".join(draw(folded.stacks_of(counts), "Flame graph", **options))  # type: ignore[arg-type]
 
 
 def data_of(text: str) -> dict:
@@ -101,7 +101,7 @@ def test_notes_are_a_frame_s() -> None:
     frame = "bpf_prog_0123456789abcdef_count_[b]"
     stacks = folded.stacks_of(STACKS)
     number, gone = (stacks.table.number(folded.frame_of(text)) for text in (frame, "gone"))
-    text = "".join(draw(stacks, Picture(), {number: ["program 7 <b>"], gone: ["never"]}))
+    text = "".join(draw(stacks, "x", notes={number: ["program 7 <b>"], gone: ["never"]}))
     data = data_of(text)
     ((number, lines),) = data["notes"].items()
     assert (data["names"][int(number)], lines) == (frame[:-4], ["program 7 <b>"])
@@ -123,7 +123,7 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names_are_text(name: str) -> None:
     stacks = folded.stacks_of({f"{name};b": 1})
-    text = "".join(draw(stacks, Picture(name), {0: [name]}))
+    text = "".join(draw(stacks, name, notes={0: [name]}))
     text.encode("utf-8")
     root = ET.fromstring(text)
     assert [element.tag for element in root.iter()].count(f"{SPACE}script") == 1
@@ -192,28 +192,28 @@ def by_prefix(counts: dict[str, int]) -> dict[tuple[str, ...], tuple[int, int]]:
 
 def laid_out(
     counts: dict[str, int], least: float = 0, most: int = 10**6
-) -> tuple[Layout, dict[tuple[str, ...], Box]]:
-    """The layout, and its boxes by their paths; parents come before children."""
+) -> tuple[list[Box], dict[tuple[str, ...], Box]]:
+    """The boxes, and the same by their paths; parents come before children."""
     stacks = folded.stacks_of(counts)
-    laid = layout(stacks, least, most)
+    boxes = layout(stacks, least, most)
     frames = stacks.table.frames
     found = {}
     path: list[str] = []
-    for box in laid.boxes:
+    for box in boxes:
         del path[max(0, box.depth - 1) :]
         if box.depth:
             path.append(frames[box.frame].text)
         assert len(path) == box.depth, "a box without the one it stands on"
         assert tuple(path) not in found, "a box drawn twice"
         found[tuple(path)] = box
-    return laid, found
+    return boxes, found
 
 
 @given(ANY_STACKS)
 def test_every_prefix_is_a_box(counts: dict[str, int]) -> None:
-    laid, found = laid_out(counts)
+    boxes, found = laid_out(counts)
     assert {path: (box.total, box.own) for path, box in found.items()} == by_prefix(counts)
-    assert laid.hidden == 0
+    assert hidden(boxes) == 0
 
 
 @given(ANY_STACKS)
@@ -230,13 +230,13 @@ def test_boxes_lie_within_their_parents_and_beside_each_other(counts: dict[str, 
 
 @given(ANY_STACKS, st.integers(0, 60), st.integers(1, 20))
 def test_what_is_left_out(counts: dict[str, int], least: int, most: int) -> None:
-    laid, found = laid_out(counts, least, most)
+    boxes, found = laid_out(counts, least, most)
     sums = by_prefix(counts)
     assert {path: (box.total, box.own) for path, box in found.items()}.items() <= sums.items()
     assert len(found) <= most
     assert all(box.total >= least for path, box in found.items() if path)
     cut = [path for path in sums if path not in found and path[:-1] in found]
-    assert laid.hidden == sum(sums[path][0] for path in cut)
+    assert hidden(boxes) == sum(sums[path][0] for path in cut)
     kept = min((box.total for path, box in found.items() if path), default=0)
     assert all(sums[path][0] <= kept or not kept for path in cut)
 
@@ -251,8 +251,8 @@ def test_the_order_of_the_input_does_not_matter() -> None:
 
 
 def test_depth_is_bounded() -> None:
-    laid, _ = laid_out({";".join("x" * 50_000): 1})
-    assert max(box.depth for box in laid.boxes) == MOST_DEEP
+    boxes, _ = laid_out({";".join("x" * 50_000): 1})
+    assert max(box.depth for box in boxes) == MOST_DEEP
 
 
 # Names

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin.stacks import folded
-from ksym_plugin.stacks.flamegraph import Picture, draw
+from ksym_plugin.stacks.flamegraph import draw
 from tests.unit import chromium
 from tests.unit.stacks.test_flamegraph import HOSTILE
 
@@ -101,7 +101,7 @@ def drawn(
     numbered = {
         stacks.table.number(folded.frame_of(text)): lines for text, lines in (notes or {}).items()
     }
-    return "".join(draw(stacks, Picture(title), numbered))
+    return "".join(draw(stacks, title, notes=numbered))
 
 
 @pytest.fixture
