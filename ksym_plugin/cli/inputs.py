@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -17,10 +15,10 @@ from ksym_plugin.kernel.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.kernel.vmlinux import check_image, open_image, open_lines
-from ksym_plugin.perf import data, session
+from ksym_plugin.perf import session
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.repaint import Renamer
-from ksym_plugin.perf.session import VARIABLE, Live
+from ksym_plugin.perf.session import Live
 from ksym_plugin.perf.text import BOM
 from ksym_plugin.timeline.errors import HistoryError, KallsymsError, KsymError, SourceError
 from ksym_plugin.timeline.symbols import Lifetime
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.kernel.dwarf import ImageLines
     from ksym_plugin.kernel.vmlinux import Image
+    from ksym_plugin.perf.data import Recorded
 
 _SIZE = 1 << 20
 #: What ``perf script --header`` prints before everything else.
@@ -122,13 +121,12 @@ def open_kernel(
     return image, lines
 
 
-def vmlinux_for_data(path: str | None, with_lines: bool, data_path: str | None) -> str | None:
-    """The kernel's file for the handler: ``path``, or what a debuginfod server has.
+def vmlinux_for_data(path: str | None, with_lines: bool, recorded: Recorded) -> str | None:
+    """The kernel's file of a perf.data: ``path``, or what a debuginfod server has.
 
     ElfError where ``path`` is not of the kernel that was recorded. Servers are asked
     only if lines are wanted and there are some. If they fail, that is a message, no error.
     """
-    recorded = data.read(data_path or "perf.data")
     if path is not None:
         check_image(path, recorded.text_start, recorded.build_id)
         return path
@@ -142,13 +140,6 @@ def vmlinux_for_data(path: str | None, with_lines: bool, data_path: str | None) 
         say(f"only BPF frames get source lines: {error}")
         return None
     return found
-
-
-def environment() -> dict[str, str]:
-    """Environment variables for the handler, whose Python may lack pyelftools: where ours is."""
-    import elftools
-
-    return {VARIABLE: os.path.dirname(os.path.abspath(elftools.__file__))}
 
 
 class Text:
@@ -224,7 +215,7 @@ def renamer(
         )
     origin = locate.Origin("text", release=text.release, host=text.host, times={})
     with session.open_history(history, None, origin, message) as of_boot:
-        yield of_boot.renamer(chosen, partial(kallsyms, needed=False))
+        yield of_boot.renamer(chosen)
 
 
 def live_renamer() -> Renamer:

@@ -111,6 +111,12 @@ clock = click.option(
 perf_data = click.option(
     "-i", "--input", "data", metavar="FILE", help="What perf recorded.  [default: perf.data]"
 )
+output = click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Where to write to, whole or not at all.  [default: stdout]",
+)
 samples_clock = click.option(
     "--clock",
     type=click.Choice(CLOCKS),

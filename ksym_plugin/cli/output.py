@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +16,7 @@ from ksym_plugin.kernel.clocks import MONOTONIC, PERF, ClockMap
 from ksym_plugin.stacks.names import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import IO, Any
 
 #: Times are shown to the microsecond, as perf shows them. A narrower window is not shown.
@@ -97,3 +100,38 @@ def length(ns: int) -> str:
         if ns >= unit:
             return f"{ns / unit:.3g} {name}" if ns < 1000 * unit else f"{ns // unit} {name}"
     return f"{ns} ns"
+
+
+@contextlib.contextmanager
+def open_result(path: str | None) -> Iterator[IO[bytes]]:
+    """Where a result goes: stdout, or a file that is there whole or not at all.
+
+    What is no regular file (a pipe, /dev/null) is written as it is.
+    """
+    if path is None or path == "-":
+        yield sys.stdout.buffer
+        return
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:
+            yield file
+        return
+    target = os.path.realpath(path)
+    fd, begun = tempfile.mkstemp(prefix=".ksym-", dir=os.path.dirname(target))
+    try:
+        with open(fd, "wb") as file:
+            yield file
+        os.chmod(begun, _mode_of(target))
+        os.replace(begun, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(begun)
+        raise
+
+
+def _mode_of(path: str) -> int:
+    """The mode of the file that is replaced, or that of a new one."""
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_mode & 0o7777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

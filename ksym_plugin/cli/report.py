@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import signal
 import subprocess
 from fnmatch import fnmatchcase
 
 import click
 
+import ksym_plugin
 from ksym_plugin.cli import options
 from ksym_plugin.cli.output import Failure, say, write_json, write_lines
-from ksym_plugin.cli.script import handler_call
+from ksym_plugin.history import locate
 from ksym_plugin.history.locate import Choice
 from ksym_plugin.perf import report
 from ksym_plugin.perf.data import is_piped, read
@@ -142,7 +144,12 @@ def by_handler(
 ) -> tuple[list[dict[str, Any]], int]:
     """The same by the handler within perf script. KsymError if it cannot run."""
     call, environment = handler_call(data, history, "report", clock, perf_options)
-    done = subprocess.run(call, env=environment, stdout=subprocess.PIPE, check=False)
+    try:
+        done = subprocess.run(call, env=environment, stdout=subprocess.PIPE, check=False)
+    except OSError as error:
+        raise KsymError(
+            f"perf cannot be run ({error.strerror})", "install it (Debian: apt install linux-perf)"
+        ) from None
     return _documents(done), done.returncode
 
 
@@ -248,3 +255,49 @@ def _why_none(found: dict[str, Any], pattern: str) -> str:
         "no sample went through a BPF program: none ran while perf sampled, or its frames have no"
         " names, which a history gives them: ksym record -- perf record -g"
     )
+
+
+def handler_call(
+    data: str | None,
+    history: locate.Choice,
+    form: str,
+    clock: str | None,
+    perf_options: tuple[str, ...],
+) -> tuple[list[str], dict[str, str]]:
+    """The call of perf script on our handler, and its environment.
+
+    The handler's own options may be added at its end. KsymError if perf cannot run it, or
+    ``perf_options`` do not begin with an option.
+    """
+    if perf_options and not perf_options[0].startswith("-"):
+        raise KsymError(
+            f"'{perf_options[0]}' is no option of perf script", "name a perf.data with -i"
+        )
+    package = package_folder()
+    call = ["perf", "script", *(("-i", data) if data else ()), "-s", handler(package)]
+    call += [*perf_options, "--", "--format", form]
+    found = locate.find(history, data)
+    if found is not None:
+        call += ["--history", found]
+    if history.boot is not None:
+        call += ["--boot", history.boot]
+    if clock is not None:
+        call += ["--clock", clock]
+    return call, {**os.environ, "KSYM_PACKAGE": package}
+
+
+def package_folder() -> str:
+    """The folder that holds this package."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(ksym_plugin.__file__)))
+
+
+def handler(package: str) -> str:
+    """The script perf runs, from a checkout or from a wheel."""
+    for parts in (
+        ("contrib", "perf-script", "ksym_handler.py"),
+        ("ksym_plugin", "_contrib", "ksym_handler.py"),
+    ):
+        path = os.path.join(package, *parts)
+        if os.path.exists(path):
+            return path
+    raise KsymError(f"ksym_handler.py is missing from {package}", "install ksym-plugin again")

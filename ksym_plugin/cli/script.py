@@ -1,26 +1,37 @@
-"""``ksym script``: perf script with every kernel frame named."""
+"""``ksym script``: perf script's own text with every kernel frame named, and pictures of it."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import os
-import re
-import signal
-import subprocess
-import sys
+from typing import TYPE_CHECKING
 
 import click
 
-import ksym_plugin
 from ksym_plugin.cli import inputs, options
-from ksym_plugin.history import locate
+from ksym_plugin.cli.output import open_result, say
+from ksym_plugin.kernel.vmlinux import open_lines
+from ksym_plugin.perf import session
+from ksym_plugin.perf.script import Child, Input, Request, ScriptText, clocks
+from ksym_plugin.perf.stack_output import TextStacks, open_output
 from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.timeline.resolver import Locator
 
-#: Tells the handler, which perf's own interpreter runs, where this package is.
-PACKAGE = "KSYM_PACKAGE"
-_OURS = ("-i", "-H", "--input", "--history", "--boot", "--format", "--clock", "--vmlinux")
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import IO, TextIO
+
+    from ksym_plugin.history import locate
+    from ksym_plugin.perf.repaint import Renamer
+    from ksym_plugin.perf.session import Session
+
+_OURS = (
+    *("-i", "-H", "-o", "--input", "--history", "--output"),
+    *("--format", "--clock", "--vmlinux", "--event", "--weight", "--boot"),
+)
 _FLAGS = ("-h", "--help", "--lines")
-_VERSION_SECONDS = 20
 
 
 class PassingCommand(click.Command):
@@ -37,11 +48,11 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     theirs: list[str] = []
     rest = iter(args)
     for arg in rest:
-        if arg == "--":  # All that follows is perf's; to perf itself it would mean the handler's.
+        if arg == "--":  # All that follows is perf's; to perf itself it would mean a script's.
             theirs += rest
         elif arg in _OURS:
             ours += [arg, *itertools.islice(rest, 1)]
-        elif arg in _FLAGS or arg.startswith(("-i", "-H")) or arg.split("=")[0] in _OURS:
+        elif arg in _FLAGS or arg.startswith(("-i", "-H", "-o")) or arg.split("=")[0] in _OURS:
             ours.append(arg)
         else:
             theirs.append(arg)
@@ -52,7 +63,7 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     name="script",
     cls=PassingCommand,
     short_help="perf script, with every kernel frame named.",
-    epilog="Example: ksym script --format svg > flames.svg",
+    epilog="Example: ksym script --format svg -o flames.svg",
     options_metavar="[OPTIONS]",
 )
 @options.perf_data
@@ -65,6 +76,13 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     show_default=True,
     help="perf script's text, one line a stack, a flame graph, or a file for speedscope.",
 )
+@options.output
+@click.option(
+    "--event",
+    metavar="NAME",
+    help="Samples of this event; what is not text is of one.  [default: the one that has most]",
+)
+@options.weight("samples")
 @click.option(
     "--lines",
     "with_lines",
@@ -81,9 +99,13 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
 @options.samples_clock
 @click.argument("perf_options", nargs=-1, type=click.UNPROCESSED, metavar="[PERF OPTIONS]...")
 def command(
+    *,
     data: str | None,
     history: locate.Choice,
     form: str,
+    output: str | None,
+    event: str | None,
+    weight: str,
     with_lines: bool,
     image: str | None,
     clock: str | None,
@@ -91,94 +113,95 @@ def command(
 ) -> None:
     """Print what perf recorded, with every kernel frame named as it was when sampled.
 
-    Runs perf script on its own handler; further options go to perf script, and its exit
-    status is passed on. They choose samples (--comms, --time, --cpu); what is printed of
-    each stays the same (-F and --ns change nothing). The history may also lie beside the
-    perf.data.
+    This is perf script's own text: all of its options work, kernel frames get the names
+    that hold, and every other byte is perf's. -S and --stop-bt look for the names that are
+    printed. perf's exit status is passed on. The history may also lie beside the perf.data.
 
     svg and speedscope have the source lines of BPF programs that were compiled with -g;
     --lines prints them below the frames of the text. Without --vmlinux, the kernel's file
     is looked for on the servers in $DEBUGINFOD_URLS.
     """
-    file = inputs.vmlinux_for_data(image, with_lines, data)
-    call, environment = handler_call(data, history, form, clock, perf_options)
-    if with_lines:
-        call.append("--lines")
-    if file is not None:
-        call += ["--vmlinux", file]
-        environment.update(inputs.environment())
-    sys.stdout.flush()
-    # Python ignores it, and what is ignored stays so across exec.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    os.execvpe("perf", call, environment)  # noqa: S606 - no shell is wanted
+    request = Request(perf_options)
+    if form != "text":
+        request.refuse_for_stacks()
+    source = Input(data)
+    if source.path is None:
+        raise _no_data(source)
+    file = inputs.vmlinux_for_data(image, with_lines, source.recorded)
+    with contextlib.ExitStack() as stack:
+        known = session.open_session(history, source.path, source.recorded, clock)
+        stack.enter_context(known)
+        renamer, locator = open_names(source, known, clock, file, with_lines, stack)
+        perf = stack.enter_context(Child(source, request.options))
+        result = stack.enter_context(open_result(output))
+        try:
+            if form == "text":
+                printed = ScriptText(renamer, request, event, locator if with_lines else None)
+                _print_text(perf, printed, result)
+            else:
+                wants_lines = with_lines or form != "folded"
+                used = locator if wants_lines else None
+                with _as_text(result) as stream:
+                    counted = open_output(form, stream, _title(source), event, weight)
+                    _count(perf, TextStacks(renamer, counted, used))
+            status = perf.status()
+        finally:
+            for line in renamer.report():
+                say(line)
+        if status:
+            raise click.exceptions.Exit(status)
 
 
-def handler_call(
-    data: str | None,
-    history: locate.Choice,
-    form: str,
-    clock: str | None,
-    perf_options: tuple[str, ...],
-) -> tuple[list[str], dict[str, str]]:
-    """The call of perf script on our handler, and its environment.
-
-    The handler's own options may be added at its end. KsymError if perf cannot run it, or
-    ``perf_options`` do not begin with an option.
-    """
-    if perf_options and not perf_options[0].startswith("-"):
-        raise KsymError(
-            f"'{perf_options[0]}' is no option of perf script", "name a perf.data with -i"
-        )
-    package = package_folder()
-    call = ["perf", "script", *(("-i", data) if data else ()), "-s", handler(package)]
-    call += [*perf_options, "--", "--format", form]
-    found = locate.find(history, data)
-    if found is not None:
-        call += ["--history", found]
-    if history.boot is not None:
-        call += ["--boot", history.boot]
-    if clock is not None:
-        call += ["--clock", clock]
-    require_python()
-    return call, {**os.environ, PACKAGE: package}
+def _no_data(source: Input) -> KsymError:
+    if source.start:
+        return KsymError("standard input is no perf.data", "perf's text is for: ksym annotate")
+    return KsymError("there is no perf.data here", "make one with perf record, or name it with -i")
 
 
-def package_folder() -> str:
-    """The folder that holds this package."""
-    return os.path.dirname(os.path.dirname(os.path.abspath(ksym_plugin.__file__)))
+def _print_text(perf: Child, printed: ScriptText, result: IO[bytes]) -> None:
+    """Print each piece at once: whoever reads may be waiting for it."""
+    for piece in perf.pieces():
+        result.write(printed.feed(piece))
+        result.flush()
+    result.write(printed.close())
 
 
-def handler(package: str) -> str:
-    """The script perf runs, from a checkout or from a wheel."""
-    for parts in (
-        ("contrib", "perf-script", "ksym_handler.py"),
-        ("ksym_plugin", "_contrib", "ksym_handler.py"),
-    ):
-        path = os.path.join(package, *parts)
-        if os.path.exists(path):
-            return path
-    raise KsymError(f"ksym_handler.py is missing from {package}", "install ksym-plugin again")
+def _count(perf: Child, stacks: TextStacks) -> None:
+    for piece in perf.pieces():
+        stacks.read(piece)
+    stacks.end()
 
 
-def require_python() -> None:
-    """KsymError if there is no perf, or one that cannot run Python scripts."""
+@contextlib.contextmanager
+def _as_text(result: IO[bytes]) -> Iterator[TextIO]:
+    """Names are printed as they are; the stream below is closed by who opened it."""
+    stream = io.TextIOWrapper(result, encoding="utf-8", errors="surrogateescape", newline="")
     try:
-        done = subprocess.run(
-            ["perf", "version", "--build-options"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_VERSION_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise KsymError("perf version does not come back", "see what keeps perf waiting") from None
-    except OSError as error:
-        raise KsymError(
-            f"perf cannot be run ({error.strerror})", "install it (Debian: apt install linux-perf)"
-        ) from None
-    # "             libpython: [ on  ]  # HAVE_LIBPYTHON_SUPPORT"
-    if re.search(rb"^\s*libpython\s*:.*OFF", done.stdout, re.MULTILINE):
-        raise KsymError(
-            "this perf was built without libpython and runs no Python scripts",
-            "install one that has it (Debian: apt install linux-perf)",
-        )
+        yield stream
+    finally:
+        stream.detach()
+
+
+def _title(source: Input) -> str:
+    return os.path.basename(source.path or "") or "perf.data"
+
+
+def open_names(
+    source: Input,
+    known: Session,
+    clock: str | None,
+    file: str | None,
+    with_lines: bool,
+    stack: contextlib.ExitStack,
+) -> tuple[Renamer, Locator]:
+    """What names frames of a perf.data, and what finds their source locations.
+
+    ``file`` is the kernel's. ElfError if it is of another kernel. ``stack`` closes it.
+    """
+    recorded = source.recorded
+    image = None if file is None else session.open_kernel(file, recorded, known)
+    lines = open_lines(image, say) if image is not None and with_lines else None
+    if lines is not None:
+        stack.callback(lines.close)
+    renamer = known.renamer(clocks(recorded, known, clock), image)
+    return renamer, Locator(known.lines, lines)

@@ -35,13 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Optional, Union
 
-    from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.timeline.resolver import Locator, Lookup, Statics
 
     #: What a frame is called: by what was recorded, or by perf, or it has no name.
     Decision = Union[Frame, str, None]
     #: The running system, asked for once and only if a frame wants it.
-    Running = Callable[[], tuple[Optional[Lookup], Optional[Kallsyms]]]
+    Running = Callable[[], tuple[Optional[Lookup], Optional[Statics]]]
 
 #: The dso of the core image, as perf writes it.
 KERNEL_DSO = "[kernel.kallsyms]"
@@ -340,7 +339,7 @@ def _doubtful(frame: Frame) -> int:
     return (EXACT, GRACE).index(frame.certainty) if frame.certainty in (EXACT, GRACE) else 2
 
 
-def _agreeing(offsets: dict[int, int], statics: Kallsyms) -> int:
+def _agreeing(offsets: dict[int, int], statics: Statics) -> int:
     """For how many more of perf's names than not a table has the same start of the function.
 
     ``offsets`` are those of addresses in their functions, by perf.

@@ -9,11 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import stat
 import sys
-import threading
 
-from ksym_plugin.kernel.clocks import clock_of_attr
 from ksym_plugin.perf import data, session
 from ksym_plugin.perf.handler import Handler, Options, parse
 from ksym_plugin.perf.output import give_up_output, say
@@ -22,19 +19,13 @@ from ksym_plugin.timeline.resolver import Locator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import IO
+    from collections.abc import Iterable
 
-    from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.repaint import Renamer
     from ksym_plugin.perf.session import Session
 
 #: Built into perf's own interpreter and no other.
 _PERF_MODULE = "perf_trace_context"
-_PIECE = 1 << 20
-#: perf's name for standard input, and Linux' for a file there.
-_STDIN = "-"
-_STDIN_FILE = "/dev/stdin"
 #: A shell's exit status of a program that a signal ended is this and the signal's number.
 _SIGNALLED = 128
 
@@ -77,97 +68,19 @@ def run(options: Options) -> int:
     """
     if options.lines or options.vmlinux is not None:
         raise KsymError("text gets no source lines", "run: ksym script --lines")
-    path, start = _input(options.input)
-    if path is None and not start:
+    from ksym_plugin.perf import script
+
+    source = script.Input(options.input)
+    if source.is_empty:
         say("this is a script for perf; run: perf script -s ksym_handler.py, or: ksym script")
         return 1
-    recorded = data.read(path)
-    if path == _STDIN:
-        start, recorded = _read_header(start)
-    with session.open_session(options.choice, path, recorded, options.clock) as known:
-        renamer = _renamer(known, options.clock, recorded)
-        if path is None:
-            return int(not _print_named(_pieces(sys.stdin.buffer, start), options, known, renamer))
-        return _run_perf(path, start, options, known, renamer)
-
-
-def _input(path: str | None) -> tuple[str | None, bytes]:
-    """The perf.data to read, None for text on standard input; and what was read of that already."""
-    if path not in (None, _STDIN):
-        return path, b""
-    try:
-        mode = os.fstat(0).st_mode
-    except OSError:  # It is closed.
-        mode = 0
-    if stat.S_ISREG(mode) and os.pread(0, len(data.MAGIC), 0) == data.MAGIC:
-        return _STDIN_FILE, b""
-    if path == _STDIN or stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
-        start = os.read(0, _PIECE)
-        return (_STDIN if start.startswith(data.MAGIC) else None), start
-    return ("perf.data" if os.path.exists("perf.data") else None), b""
-
-
-def _read_header(start: bytes) -> tuple[bytes, Recorded]:
-    """All that was read of a piped perf.data to know its events, and what that tells.
-
-    perf record writes those at once, but in several pieces.
-    """
-    recorded = data.read_start(start)
-    while not recorded.attrs and len(start) < _PIECE:
-        piece = os.read(0, _PIECE)
-        if not piece:
-            break
-        start += piece
-        recorded = data.read_start(start)
-    return start, recorded
-
-
-def _renamer(known: Session, clock: str | None, recorded: Recorded) -> Renamer:
-    """What names the frames. KsymError if their times are on several clocks, or on an odd one."""
-    clocks = {clock or clock_of_attr(attr) for attr in recorded.attrs.values()} or {clock}
-    if known.lookup is not None and recorded.attrs and (len(clocks) > 1 or None in clocks):
-        raise KsymError(
-            "the samples are on several clocks, or on one that a history cannot place",
-            "record with: perf record -k CLOCK_MONOTONIC",
-        )
-    return known.renamer(clocks.pop(), known.kallsyms)
-
-
-def _run_perf(path: str, start: bytes, options: Options, known: Session, renamer: Renamer) -> int:
-    """Print what perf script prints of a perf.data; its exit status, or 1 if ours failed.
-
-    ``start`` is what was read of it on standard input.
-    """
-    import subprocess
-
-    call = ["perf", "script", "--ns", "-i", path]
-    try:
-        perf = subprocess.Popen(
-            call, stdin=subprocess.PIPE if start else None, stdout=subprocess.PIPE
-        )
-    except OSError as error:
-        raise KsymError(f"perf cannot be run ({error.strerror})", "install it") from error
-    with perf:
-        if perf.stdin is not None:
-            threading.Thread(target=_feed, args=(perf.stdin, start), daemon=True).start()
-        is_whole = _print_named(_pieces(perf.stdout), options, known, renamer)
-    status = perf.returncode
-    if status < 0 and is_whole:
-        say(f"perf was ended by {signal.Signals(-status).name}: its output may be cut short")
-        status = _SIGNALLED - status
-    return status if is_whole else 1
-
-
-def _feed(stdin: IO[bytes], start: bytes) -> None:
-    """Hand on what comes on standard input, until perf has ended."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
-    try:
-        with stdin:
-            for piece in _pieces(sys.stdin.buffer, start):
-                stdin.write(piece)
-                stdin.flush()
-    except (OSError, ValueError, KsymError):
-        pass  # perf says what is wrong with what it got.
+    with session.open_session(options.choice, source.path, source.recorded, options.clock) as known:
+        renamer = known.renamer(script.clocks(source.recorded, known, options.clock))
+        if source.path is None:
+            return int(not _print_named(source.pieces(), options, known, renamer))
+        with script.Child(source) as perf:
+            is_whole = _print_named(perf.pieces(), options, known, renamer)
+            return perf.status() if is_whole else 1
 
 
 def _print_named(
@@ -205,14 +118,3 @@ def _print(pieces: Iterable[bytes], options: Options, known: Session, renamer: R
     for piece in pieces:
         reader.read(piece)
     reader.end()
-
-
-def _pieces(stream: IO[bytes] | None, start: bytes = b"") -> Iterator[bytes]:
-    """A stream in pieces, each as soon as it is there; ``start`` was read of it before."""
-    if start:
-        yield start
-    try:
-        while stream is not None and (piece := os.read(stream.fileno(), _PIECE)):
-            yield piece
-    except OSError as error:
-        raise KsymError(f"the text cannot be read ({error.strerror})") from error

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from typing import Any, Optional, Union
 
     from ksym_plugin.kernel.clocks import ClockMap
-    from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.perf.text import Header
-    from ksym_plugin.timeline.resolver import Locator, Lookup
+    from ksym_plugin.timeline.resolver import Locator, Lookup, Statics
 
     #: What a reader makes of a frame, and of a whole stack.
     Piece = Any
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     #: What a frame is called: by what was recorded, or by perf, or it has no name.
     Decision = Union[Frame, str, None]
     #: The running system, asked for once and only if a frame wants it.
-    Running = Callable[[], tuple[Optional[Lookup], Optional[Kallsyms]]]
+    Running = Callable[[], tuple[Optional[Lookup], Optional[Statics]]]
 
 _KERNEL_HALF = 1 << 63
 _GUEST = b"[guest."
@@ -276,7 +275,7 @@ def _doubtful(frame: Frame) -> int:
     return (EXACT, GRACE).index(frame.certainty) if frame.certainty in (EXACT, GRACE) else 2
 
 
-def _agreeing(offsets: dict[int, int], statics: Kallsyms) -> int:
+def _agreeing(offsets: dict[int, int], statics: Statics) -> int:
     """For how many more of perf's names than not a table has the same start of the function.
 
     ``offsets`` are those of addresses in their functions, by perf.
@@ -289,14 +288,17 @@ def _agreeing(offsets: dict[int, int], statics: Kallsyms) -> int:
     return agreeing
 
 
-def renamed(frame: FrameLine, decision: Decision, dso: str) -> FrameLine:
-    """A kernel frame with what ``Renamer.decide`` says of it; itself if that is perf's."""
+def renamed(frame: FrameLine, decision: Decision, dso: str, has_offsets: bool = True) -> FrameLine:
+    """A kernel frame with what ``Renamer.decide`` says of it; itself if that is perf's.
+
+    Without ``has_offsets`` perf was asked to print none.
+    """
     name, perf_dso = perf_name(frame)
     if decision == name or (decision is None and not name and dso == perf_dso):
         return frame
     offset = frame.offset
     if isinstance(decision, Frame):
-        offset = b"+%#x" % decision.offset if offset or not name else b""
+        offset = b"+%#x" % decision.offset if offset or (has_offsets and not name) else b""
         decision = format_name(decision)
     elif decision is None:
         offset = b""
@@ -305,9 +307,8 @@ def renamed(frame: FrameLine, decision: Decision, dso: str) -> FrameLine:
     return FrameLine(frame.digits, frame.name_at, symbol, offset, file, frame.end)
 
 
-def rewritten(line: bytes, frame: FrameLine, decision: Decision, dso: str) -> bytes:
-    """The line of a kernel frame with what ``Renamer.decide`` says of it."""
-    other = renamed(frame, decision, dso)
+def _rewritten(line: bytes, frame: FrameLine, other: FrameLine) -> bytes:
+    """The line of a frame that may have become another."""
     if other is frame:
         return line
     file = b"" if other.dso is None else b" (%s)" % other.dso
@@ -633,6 +634,7 @@ class Annotator(StackReader):
 
     def __init__(self, renamer: Renamer, locator: Locator | None = None) -> None:
         super().__init__(renamer, locator)
+        self.has_offsets = True
         self._out: list[bytes] = []
 
     def feed(self, data: bytes) -> bytes:
@@ -650,8 +652,8 @@ class Annotator(StackReader):
         self._out.clear()
         return out
 
-    def _format_header(self, line: bytes, header: Header) -> bytes:
-        """The first line of a sample as it is printed; the header's time may be another's."""
+    def _format_header(self, line: bytes, _time_end: int) -> bytes:
+        """The first line of a sample, whose time ends at ``_time_end``, as it is printed."""
         return line
 
     def _user(self, line: bytes, frame: FrameLine) -> bytes:
@@ -660,7 +662,7 @@ class Annotator(StackReader):
     def _kernel(
         self, line: bytes, frame: FrameLine, decision: Decision, dso: str, is_leaf: bool
     ) -> bytes:
-        line = rewritten(line, frame, decision, dso)
+        line = _rewritten(line, frame, renamed(frame, decision, dso, self.has_offsets))
         if self._locator is None:
             return line
         known = located(self._locator, frame, decision, dso, is_leaf)
@@ -675,10 +677,15 @@ class Annotator(StackReader):
 
     def _sample(self, header: Header, stack: bytes, line: bytes) -> None:
         if line:
-            self._out += (self._format_header(line, header), b"\n", stack, b"\n\n")
+            self._out += (
+                self._format_header(line, len(line) - header.behind),
+                b"\n",
+                stack,
+                b"\n\n",
+            )
 
     def _begin(self, header: Header, line: bytes) -> bytes:
-        return self._format_header(super()._begin(header, line), header)
+        return self._format_header(super()._begin(header, line), len(line) - header.behind)
 
     def _line(self, line: bytes) -> bytes:
         made: bytes = super()._line(line)

@@ -6,8 +6,6 @@ running system tells, or nothing.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 
 from ksym_plugin.history import locate
@@ -21,7 +19,7 @@ from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from ksym_plugin.history.reader import Boot, BootHistory
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 _OUTSIDE = -1
 #: perf's time of a sample that has none is 0 or all ones, by its version.
 _NO_TIME = 1 << 63
-#: Where the package ``elftools`` is; set by ``ksym script``, whose Python has it.
-VARIABLE = "KSYM_ELFTOOLS"
 
 
 def open_kernel(path: str, recorded: Recorded, session: Session) -> Image | None:
@@ -47,10 +43,11 @@ def open_kernel(path: str, recorded: Recorded, session: Session) -> Image | None
 
     ElfError if the file is of another kernel, or where that kernel lay is not known.
     """
-    problem = _load_elftools()
-    if problem:
+    try:
+        import elftools.elf.elffile  # noqa: F401 - whether it can be
+    except Exception as error:  # noqa: BLE001 - what is not pyelftools may do anything
         say(
-            f"{path} is not read, as pyelftools cannot be used ({problem});"
+            f"{path} is not read, as pyelftools cannot be used ({error});"
             " run ksym script, or install it for this Python (Debian: python3-pyelftools)"
         )
         return None
@@ -64,30 +61,6 @@ def open_kernel(path: str, recorded: Recorded, session: Session) -> Image | None
         build_id = build_id or identity.build_id()
         text_start = text_start or kallsyms.text_start()
     return open_image(path, text_start, build_id, session.kallsyms(), say)
-
-
-def _load_elftools() -> str:
-    """Make pyelftools importable; why that is not possible, or nothing.
-
-    From the folder it is given it loads that package alone: what else lies beside it is
-    another Python's.
-    """
-    folder = os.environ.get(VARIABLE)
-    try:
-        if folder and "elftools" not in sys.modules:
-            from importlib.util import module_from_spec, spec_from_file_location
-
-            place = os.path.join(folder, "__init__.py")
-            spec = spec_from_file_location("elftools", place, submodule_search_locations=[folder])
-            if spec is None or spec.loader is None:
-                return f"{folder} is no package"
-            package = sys.modules["elftools"] = module_from_spec(spec)
-            spec.loader.exec_module(package)
-        import elftools.elf.elffile  # noqa: F401 - whether it can be
-    except Exception as error:  # noqa: BLE001 - what is not pyelftools may do anything
-        sys.modules.pop("elftools", None)
-        return str(error) or type(error).__name__
-    return ""
 
 
 class Session:
@@ -137,14 +110,19 @@ class Session:
             return self.clock_map.to_monotonic(clock or PERF, at)
         return 0 if self.history is None else _covered(self.history, time.monotonic_ns())
 
-    def renamer(self, clock: str | None, statics: Callable[[], Kallsyms | None]) -> Renamer:
-        """What names frames of text by this, ``statics`` giving the running kernel's table.
+    def renamer(
+        self,
+        clock: str | Mapping[bytes, str] | None,
+        image: Image | None = None,
+    ) -> Renamer:
+        """What names frames of text by this, and by the running kernel's table if it is its.
 
-        KsymError if times on ``clock`` cannot be placed.
+        ``clock`` is that of the times, or tells that of each event. The ``image`` of the kernel
+        stands in front of its table. KsymError if times cannot be placed.
         """
         from ksym_plugin.perf.repaint import Renamer
 
-        running = (lambda: (None, statics())) if self.is_this_boot else None
+        running = self.running() if image is None else lambda: (None, image)
         return Renamer(self.lookup, self.clock_map, clock, running, follow=self.follower())
 
     def running(self) -> Running | None:

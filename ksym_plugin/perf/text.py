@@ -40,7 +40,7 @@ _LATER = re.compile(
 #: ``perf script -F`` without pid and tid.
 _TIME = re.compile(rb"(?<![^ \t])(\d+)\.(\d{6}|\d{9}):(?![^ \t\r])(.*)", re.DOTALL)
 _EVENT = re.compile(rb"[ \t]*(?:(\d+)[ \t]+)?(\S+):(?:[ \t]+(.*))?\Z", re.DOTALL)
-_RECORD = b"PERF_RECORD_"
+RECORD = b"PERF_RECORD_"
 
 _ADDRESS = re.compile(rb"[ \t]*([0-9a-f]{1,16})[ \t]")
 _OFFSET = re.compile(rb"\+0x[0-9a-f]+\Z")
@@ -98,11 +98,14 @@ class Cutter:
 class Header:
     """The first line of a sample; a part that is not there is empty.
 
-    ``seconds`` and ``fraction`` are the digits of its time. ``payload`` is what follows the
-    event: a tracepoint's fields, and the only frame where perf printed no callchain.
+    ``seconds`` and ``fraction`` are the digits of its time, ``behind`` is how much of the line
+    stands behind those. ``payload`` is what follows the event: a tracepoint's fields, and the
+    only frame where perf printed no callchain.
     """
 
-    __slots__ = ("comm", "event", "fraction", "payload", "period", "pid", "seconds", "tid")
+    __slots__ = (
+        *("behind", "comm", "event", "fraction", "payload", "period", "pid", "seconds", "tid"),
+    )
 
     def __init__(
         self,
@@ -112,7 +115,9 @@ class Header:
         seconds: bytes,
         fraction: bytes,
         event: tuple[bytes, bytes, bytes],
+        behind: int = 0,
     ) -> None:
+        self.behind = behind
         self.comm = comm
         #: The process where both are printed, else empty.
         self.pid = pid
@@ -156,6 +161,13 @@ class FrameLine:
 
 def header(line: bytes) -> Header | None:
     """The header that a line is, or None. A side-band record is none."""
+    found = timed(line)
+    return None if found is None or found.event == RECORD else found
+
+
+def timed(line: bytes) -> Header | None:
+    """What begins as a header does; RECORD is the event of a side-band record."""
+    blanks = len(line) - len(line.rstrip(_BLANKS))
     line = (line[3:] if line.startswith(BOM) else line).strip(_BLANKS)
     found = _HEADER.match(line)
     if found is not None:
@@ -172,11 +184,10 @@ def header(line: bytes) -> Header | None:
             seconds, fraction, rest = found.groups()
             comm, pid, tid = line[: found.start()].rstrip(_BLANKS), b"", b""
     event = event_of(rest)
-    if event is None:
-        return None
     if tid is None:
         pid, tid = b"", pid
-    return Header(comm or b"", pid, tid, seconds, fraction, event)
+    behind = 1 + len(rest) + blanks
+    return Header(comm or b"", pid, tid, seconds, fraction, event, behind)
 
 
 class Headers:
@@ -252,17 +263,17 @@ def is_junk(line: bytes) -> bool:
     Besides those it prints comments, source lines, and side-band records (perf script
     --show-…-events).
     """
-    return not (line.startswith(b"#") or _RECORD in line or is_source(line))
+    return not (line.startswith(b"#") or RECORD in line or is_source(line))
 
 
-def event_of(rest: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """Period, event and payload of what follows the time; None for a side-band record."""
+def event_of(rest: bytes) -> tuple[bytes, bytes, bytes]:
+    """Period, event and payload of what follows the time."""
     return _cached_event(rest) if len(rest) <= _LONGEST_EVENT else _read_event(rest)
 
 
-def _read_event(rest: bytes) -> tuple[bytes, bytes, bytes] | None:
-    if rest.lstrip(_BLANKS).startswith(_RECORD):
-        return None
+def _read_event(rest: bytes) -> tuple[bytes, bytes, bytes]:
+    if rest.lstrip(_BLANKS).startswith(RECORD):
+        return b"", RECORD, rest
     found = _EVENT.match(rest)
     if found is None:
         return b"", b"", rest
@@ -332,3 +343,12 @@ def _opening(line: bytes, start: int, end: int) -> int | None:
         until = opening
         opening = line.rfind(b" (", start, opening)
     return last + 1 if last >= 0 else None
+
+
+def without_dso(line: bytes) -> bytes:
+    """The line of a frame without its dso; ``(inlined)`` stays, as perf has it."""
+    end = len(line.rstrip(_BLANKS))
+    opening = _opening(line, 0, end)
+    if opening is None or line[opening + 1 : end - 1] == INLINED:
+        return line
+    return line[: opening - 1] + line[end:]

@@ -390,49 +390,64 @@ def test_perfs_options_stay_perfs() -> None:
     assert script.split(["-i", "x", "--", "-i", "--comms"]) == (["-i", "x"], ["-i", "--comms"])
 
 
+#: Prints a sample in a program, tells how it was called, and ends as it is told to.
 FAKE_PERF = """#!{python}
-import json, os, sys
-if sys.argv[1] == "version":
-    print("             libpython: [ {state} ]  # HAVE_LIBPYTHON_SUPPORT")
-else:
-    print(json.dumps([sys.argv[1:], os.environ["KSYM_PACKAGE"]]))
-    sys.exit(3)
+import os, signal, sys
+print("\\t".join(sys.argv[1:]), file=sys.stderr)
+print("app 77 [000]  120.000000500: 1 cycles:\\n\\t{address:16x} [unknown] ([kernel.kallsyms])\\n")
+sys.stdout.flush()
+{end}
 """
 
 
-def run_script(place: Path, state: str | None, *words: str) -> subprocess.CompletedProcess[str]:
-    """``ksym script`` as a process of its own, over a perf that tells how it was called."""
+def run_script(place: Path, end: str | None, *words: str) -> subprocess.CompletedProcess[str]:
+    """``ksym script`` as a process of its own, over a perf that is none."""
     path = place / "bin"
     path.mkdir()
-    if state is not None:
-        (path / "perf").write_text(FAKE_PERF.format(python=sys.executable, state=state))
+    if end is not None:
+        text = FAKE_PERF.format(python=sys.executable, address=BASE + 0x10, end=end)
+        (path / "perf").write_text(text)
         (path / "perf").chmod(0o755)
     command = [sys.executable, "-m", "ksym_plugin.cli", "script", *words]
-    env = {**os.environ, "PATH": str(path), "PYTHONPATH": script.package_folder()}
+    env = {**os.environ, "PATH": str(path), "PYTHONPATH": str(REPO)}
     return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
 
 
-def test_script_runs_perf_on_the_handler_and_passes_its_status(place: Path) -> None:
+def test_script_repairs_what_perf_prints_and_passes_its_status_on(
+    place: Path, machine: Machine
+) -> None:
+    machine.boot(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     (place / "data").mkdir()
     write("data/ksym.db")
-    done = run_script(place, "on ", "-i", "data/p", "--comm", "x", "--format", "folded")
-    called, package = json.loads(done.stdout)
+    words = ("-i", "data/p", "--comm", "x", "--clock", "monotonic")
+    done = run_script(place, "sys.exit(3)", *words)
     assert done.returncode == 3
-    handler = script.handler(package)
-    assert os.path.isfile(handler)
-    assert called == [
-        *("script", "-i", "data/p", "-s", handler, "--comm", "x"),
-        *("--", "--format", "folded", "--history", "data/ksym.db"),
-    ]
-    assert os.path.isfile(os.path.join(package, "ksym_plugin", "perf", "handler.py"))
+    assert done.stderr.splitlines()[1] == "script\t-i\tdata/p\t--comm\tx\t--ns"
+    assert (
+        done.stdout
+        == f"app 77 [000]  120.000000: 1 cycles:\n\t{BASE + 0x10:x} {OLD}+0x10 ([bpf])\n\n"
+    )
 
 
-@pytest.mark.parametrize("state, problem", [("OFF", "libpython"), (None, "perf cannot be run")])
-def test_script_says_what_perf_lacks(place: Path, state: str | None, problem: str) -> None:
-    done = run_script(place, state)
+def test_script_says_that_perf_died(place: Path) -> None:
+    done = run_script(place, "os.kill(os.getpid(), signal.SIGSEGV)", "-i", "p")
+    assert done.returncode == 128 + 11
+    assert done.stdout.startswith("app 77 [000]  120.000000: 1 cycles:")
+    assert "perf was ended by SIGSEGV" in done.stderr
+
+
+@pytest.mark.parametrize("end, is_there", [("", True), ("sys.exit(1)", False)])
+def test_a_file_is_written_whole_or_not_at_all(place: Path, end: str, is_there: bool) -> None:
+    done = run_script(place, end, "-i", "p", "-o", "out.txt")
+    assert done.stdout == ""
+    assert (place / "out.txt").exists() == is_there
+    assert not [name for name in os.listdir(place) if name.startswith(".ksym")]
+
+
+def test_script_says_that_there_is_no_perf(place: Path) -> None:
+    done = run_script(place, None, "-i", "p")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("ksym: ") and done.stderr.count("\n") == 1
-    assert problem in done.stderr and "apt install" in done.stderr
+    assert "perf cannot be run" in done.stderr and "apt install" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["script", "report"])
@@ -470,7 +485,7 @@ def test_a_broken_pipe_ends_quietly(place: Path) -> None:
     read, write_end = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "ksym_plugin.cli", "show", "-H", "ksym.db"]
-    env = {**os.environ, "PYTHONPATH": script.package_folder()}
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
     with os.fdopen(write_end, "w") as pipe:
         done = subprocess.run(
             command, stdout=pipe, stderr=subprocess.PIPE, text=True, env=env, check=False

@@ -7,16 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import elftools
 import pytest
 
-from ksym_plugin.cli import inputs
+from ksym_plugin.cli import inputs, script
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity, kallsyms
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
-from ksym_plugin.perf import data, session
+from ksym_plugin.perf import data
 from ksym_plugin.perf.data import Recorded
 from ksym_plugin.perf.handler import Handler, Options, parse
 from ksym_plugin.timeline.errors import KsymError
@@ -24,7 +23,7 @@ from tests.unit.cli.test_cli import ksym
 from tests.unit.kernel.test_dwarf import KASLR, linked, output, stand_in
 from tests.unit.kernel.test_dwarf import TEXT as LINKED
 from tests.unit.perf_events import SECOND, VMLINUX, event, node
-from tests.unit.test_import_light import REPO, interpreter
+from tests.unit.test_import_light import REPO
 
 HIDDEN = b"0000000000000000 T _text\n"
 
@@ -134,7 +133,7 @@ def test_at_a_function_s_first_byte_no_other_s_line_is_told(
     kernel: Kernel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples = [
-        event(node(0x10, "x", 0, "/x"), node(kernel.at(name, 0), name, 0, VMLINUX))
+        event(*(node(kernel.at(name, at), name, at, VMLINUX) for at in (1, 0)))
         for name in kernel.functions
     ]
     fed(options(kernel.path), *samples)
@@ -225,53 +224,11 @@ def test_an_addr2line_that_fails_costs_no_names(
 
 # pyelftools, which perf's Python does not have
 
-CHILD = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from ksym_plugin.perf import session
-problem = session._load_elftools()
-import importlib.util
-print(problem or sys.modules["elftools"].__path__, importlib.util.find_spec("click"))
-"""
-
-
-@pytest.mark.parametrize("folder", [None, "/nowhere/elftools", "ours"])
-def test_pyelftools_alone_is_taken_from_where_ksym_script_has_it(folder: str | None) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != session.VARIABLE}
-    if folder is not None:
-        environment.update(inputs.environment() if folder == "ours" else {session.VARIABLE: folder})
-    done = subprocess.run(
-        [interpreter(), "-S", "-s", "-B", "-c", CHILD, REPO],
-        env={**environment, "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    wanted = str([os.path.dirname(elftools.__file__)]) if folder == "ours" else "elftools"
-    assert wanted in done.stdout
-    assert done.stdout.endswith(" None\n")
-
-
-@pytest.mark.parametrize("code", ["1 / 0", "raise SystemError", "(", "x = 1"])
-def test_what_is_no_pyelftools_is_said(code: str, tmp_path: Path) -> None:
-    (tmp_path / "__init__.py").write_text(code)
-    done = subprocess.run(
-        [interpreter(), "-S", "-s", "-B", "-c", CHILD, REPO],
-        env={**os.environ, "PYTHONPATH": "", session.VARIABLE: str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.strip() != "None"
-
 
 def test_without_pyelftools_it_is_said_and_the_rest_goes_on(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(session, "_load_elftools", lambda: "No module named 'elftools'")
+    monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
     fed(options(kernel.path), event(node(kernel.at(next(iter(kernel.functions)), 8))))
     out, err = capsys.readouterr()
     assert "[unknown]" in out
@@ -292,19 +249,16 @@ def test_script_refuses_another_kernel_s_file_before_perf_starts(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told(monkeypatch, build_id="99" * 20, text_start=LINKED)
-    monkeypatch.setattr(os, "execvpe", lambda *_: pytest.fail("perf was started"))
-    done = ksym("script", "--vmlinux", kernel.path)
+    monkeypatch.setattr(script, "Child", lambda *_: pytest.fail("perf was started"))
+    done = ksym("script", "-i", "perf.data", "--vmlinux", kernel.path)
     assert (done.exit_code, done.stdout) == (1, "")
     assert "is of another kernel" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_script_leaves_to_the_handler_what_the_data_does_not_tell(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told(monkeypatch)
-    assert inputs.vmlinux_for_data(kernel.path, True, None) == kernel.path
+def test_a_file_is_taken_where_the_data_does_not_tell_its_kernel(kernel: Kernel) -> None:
+    assert inputs.vmlinux_for_data(kernel.path, True, Recorded()) == kernel.path
     with pytest.raises(ElfError, match="cannot be read"):
-        inputs.vmlinux_for_data("nowhere", False, None)
+        inputs.vmlinux_for_data("nowhere", False, Recorded())
 
 
 def test_servers_are_asked_for_lines_and_may_fail(
@@ -319,16 +273,16 @@ def test_servers_are_asked_for_lines_and_may_fail(
         return kernel.path
 
     monkeypatch.setattr(inputs.vmlinux, "download", find)
-    assert inputs.vmlinux_for_data(None, True, None) is None
+    assert inputs.vmlinux_for_data(None, True, data.read(None)) is None
     monkeypatch.setenv("DEBUGINFOD_URLS", "http://debug.invalid")
-    assert inputs.vmlinux_for_data(None, False, None) is None
+    assert inputs.vmlinux_for_data(None, False, data.read(None)) is None
     assert asked == []
-    assert inputs.vmlinux_for_data(None, True, None) == kernel.path
-    assert inputs.vmlinux_for_data(None, True, None) is None
+    assert inputs.vmlinux_for_data(None, True, data.read(None)) == kernel.path
+    assert inputs.vmlinux_for_data(None, True, data.read(None)) is None
     assert asked == [kernel.build_id] * 2
     assert "only BPF frames get source lines: nobody has it" in capsys.readouterr().err
     told(monkeypatch)
-    assert inputs.vmlinux_for_data(None, True, None) is None
+    assert inputs.vmlinux_for_data(None, True, data.read(None)) is None
     assert len(asked) == 2
 
 
