@@ -231,11 +231,6 @@ class BootHistory:
             self._answers[address] = self._widened(address, time_ns, answer, cached)
         return answer
 
-    def validity(self, address: int) -> tuple[int, int]:
-        """From when to when the last EXACT answer for ``address`` is valid."""
-        since, until, _ = self._answers.get(address, (0, -1, None))
-        return since, until
-
     def _widened(
         self, address: int, time_ns: int, answer: Answer, before: tuple[int, int, Answer] | None
     ) -> tuple[int, int, Answer]:

@@ -13,7 +13,6 @@ import sys
 from ksym_plugin.history.locate import Choice
 from ksym_plugin.kernel.clocks import CLOCKS
 from ksym_plugin.perf import data, session
-from ksym_plugin.perf.frame_cache import LifetimeFrames
 from ksym_plugin.perf.namer import Namer, format_name, located
 from ksym_plugin.perf.output import INLINED, TextOutput, give_up_output, say
 from ksym_plugin.perf.session import SampleClock
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from ksym_plugin.kernel.dwarf import ImageLines
     from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
-    from ksym_plugin.perf.namer import Decision
     from ksym_plugin.perf.output import Output, Piece
 
     #: An entry of a callchain, as perf hands it over.
@@ -163,10 +161,6 @@ class Handler:
         #: line is not that of a caller at the same address.
         self._fixed: dict[int, Piece] = {}
         self._fixed_leaves: dict[int, Piece] = {} if wants_lines else self._fixed
-        self._callers = LifetimeFrames(self._session.history, self.tally)
-        self._leaves = (
-            LifetimeFrames(self._session.history, self.tally) if wants_lines else self._callers
-        )
 
     def _open_image(self, path: str | None, with_lines: bool) -> Image | None:
         from ksym_plugin.kernel.vmlinux import open_lines
@@ -199,8 +193,6 @@ class Handler:
             self._give_up_output(error)
         except KsymError as error:
             say(str(error))
-        self._callers.close()
-        self._leaves.close()
         for line in self._namer.report():
             say(line)
         self.close()
@@ -254,24 +246,21 @@ class Handler:
             else:
                 if time_ns is None:
                     time_ns = self._time(event)
-                cache = self._callers if pieces else self._leaves
-                piece = cache.find(node, time_ns)
-                if piece is None:
-                    piece = self._kernel(node, time_ns, not pieces, chain)
+                piece = self._kernel(node, time_ns, not pieces, chain)
             pieces.append(piece)
             fixed = self._fixed
         self.tally.confirmed += confirmed
         return pieces
 
     def _kernel(self, node: Node, time_ns: int, is_leaf: bool, chain: Sequence[Node]) -> Piece:
-        """A frame of the kernel's part that is not cached."""
+        """A frame of the kernel's part. It is cached where perf's name holds at all times."""
         address, name, offset = node["ip"], _name(node), node.get("sym_off")
         dso = strip_nul(node.get("dso") or "")
         if dso.startswith(_GUEST):  # looks like this kernel's, but is another's
             return self._by_perf(node)
         functions: list[str] = _functions_at(node, chain) if name else [""]
-        around = functions[-1]
-        decision, shown = self._namer.decide(address, (time_ns, time_ns), around, dso, offset)
+        around, window = functions[-1], (time_ns, time_ns)
+        decision, shown = self._namer.decide(address, window, around, dso, offset)
         if decision == around != name:
             decision, shown = name, INLINED
         frame: Frame | None = None
@@ -282,20 +271,10 @@ class Handler:
         else:
             text = decision or ""
         piece = self._output.kernel(address, text, offset, shown, frame)
-        if chain and {*functions} == {name}:
-            self._cache(node, time_ns, decision, is_leaf, piece)
-        return piece
-
-    def _cache(
-        self, node: Node, time_ns: int, decision: Decision, is_leaf: bool, piece: Piece
-    ) -> None:
-        """Cache a frame that is the same at other times too."""
-        address, name, dso = node["ip"], _name(node), node.get("dso") or ""
-        window = time_ns, time_ns
-        if isinstance(decision, Frame):
-            (self._leaves if is_leaf else self._callers).keep(node, decision, name, piece)
-        elif decision and self._namer.is_fixed(address, window, name, dso, node.get("sym_off")):
+        is_perf_s = bool(chain and decision) and {*functions} == {decision}
+        if is_perf_s and self._namer.is_fixed(address, window, name, dso, offset):
             (self._fixed_leaves if is_leaf else self._fixed)[address] = piece
+        return piece
 
     def _as_perf_had_it(self, event: dict[str, Any]) -> list[Piece]:
         """The frames of a sample under perf's own names, as far as they can be read."""
