@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from ksym_plugin.perf.namer import format_name, is_bpf_name
 from ksym_plugin.perf.output import say, write
 from ksym_plugin.perf.repaint import StackReader, located, perf_name
@@ -14,7 +16,7 @@ from ksym_plugin.timeline.symbols import BPF_MODULE, Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any, TextIO, Union
 
     from ksym_plugin.perf.repaint import Decision, Renamer, Whole
@@ -212,13 +214,19 @@ class SpeedscopeOutput(SvgOutput):
         merged = ("all threads, merged", self._lines.sum_up(self._counted(event)).ordered())
         stacks = list(map(self._lines.unlocated, self._stacks))
         threads = [
-            (f"{comm} {tid}", [((self._named[comm], *stacks[at]), count) for at, count in samples])
+            (f"{comm} {tid}", _joined(((self._named[comm], *stacks[at]), n) for at, n in samples))
             for (of, comm, tid), samples in sorted(self._threads.items())
             if of == event
         ]
         locations = self._lines.hottest()
         for part in speedscope.write(self._title, self._table, [merged, *threads], locations):
             self._stream.write(part)
+
+
+def _joined(samples: Iterable[tuple[Stack, float]]) -> list[tuple[Stack, float]]:
+    """Neighbours with one stack are one; they may have been at different lines."""
+    groups = itertools.groupby(samples, key=lambda sample: sample[0])
+    return [(stack, sum(weight for _, weight in group)) for stack, group in groups]
 
 
 class ReportOutput:

@@ -8,16 +8,16 @@ import pytest
 
 from ksym_plugin.history.reader import History
 from ksym_plugin.kernel.clocks import MONOTONIC
-from ksym_plugin.perf import text
 from ksym_plugin.perf.handler import Handler, Options
 from ksym_plugin.perf.namer import Tally, decide, is_module
-from ksym_plugin.perf.repaint import Renamer, rewritten
+from ksym_plugin.perf.repaint import Renamer
 from ksym_plugin.perf.repair import Repairer
 from ksym_plugin.timeline.symbols import BETWEEN, NOT_LOADED, UNKNOWN_ADDRESS, Reason
 from tests.unit.helpers import BASE
 from tests.unit.history.test_modules import PAGE, Kept, past_of
 from tests.unit.perf.test_handler import elsewhere
 from tests.unit.perf_events import SECOND, bpf, event, node
+from tests.unit.texts import annotated
 
 __all__ = ["elsewhere"]
 A, B = "[mod_a]", "/lib/modules/6.1.0/kernel/lib/mod-b.ko.xz"
@@ -136,11 +136,8 @@ def test_text_is_renamed_the_same_way(
     with History(history) as opened:
         past = past_of(opened)
         renamer = Renamer(past, past.clock_map(), MONOTONIC)
-        renamer.begin(text.header(f"p 7 {at}.000001: 1 cycles: \n".encode()))
-        frame = text.frame(line)
-        assert frame is not None
-        assert not renamer.is_fixed(frame)
-        found = rewritten(line, frame, *renamer.decide(frame)).decode().strip()
+        out = annotated(f"p 7 {at}.000001: 1 cycles: \n".encode() + line, renamer)
+    found = out.splitlines()[1].decode().strip()
     assert found == f"{BASE + place:x} {shown} ({where})"
     assert counts(renamer.tally) == {count: 1}
 
