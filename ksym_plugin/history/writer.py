@@ -139,8 +139,9 @@ class HistoryWriter:
         with contextlib.suppress(sqlite3.OperationalError):  # The column is there.
             self._database.execute(ADD_NODES)
         self._database.execute(
-            "INSERT OR IGNORE INTO boot (boot_id, host, release, build_id, text_start, nodes)"
-            " VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO boot (boot_id, host, release, build_id, text_start, nodes)"
+            " VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (boot_id, host) DO UPDATE SET nodes = excluded.nodes",
             (
                 *values,
                 identity.release(),
