@@ -43,8 +43,12 @@ class Kernel:
 
 
 @pytest.fixture
-def four_cpus(monkeypatch):
-    monkeypatch.setattr(perf_ring, "online_text", lambda: "0-3")
+def four_cpus(monkeypatch, tmp_path):
+    """The kernel's list of CPUs, for a test to change."""
+    path = tmp_path / "online"
+    path.write_text("0-3\n")
+    monkeypatch.setattr(perf_ring, "ONLINE", str(path))
+    return path
 
 
 @pytest.fixture
@@ -153,10 +157,10 @@ def test_cpus_that_come_and_go_are_followed(monkeypatch, four_cpus, ring_file, f
     before = open_fds()
     source = PerfEventSource()
     four = len(open_fds())
-    monkeypatch.setattr(perf_ring, "online_text", lambda: "0,3")
+    four_cpus.write_text("0,3\n")
     assert source.read() == []
     assert len(open_fds()) == four - 2 * 2
-    monkeypatch.setattr(perf_ring, "online_text", lambda: "0-3")
+    four_cpus.write_text("0-3\n")
     losses = source.read()
     assert [(loss.cause, loss.count) for loss in losses] == [("CPU came online", None)] * 2
     assert all(loss.since < loss.until for loss in losses)
@@ -174,7 +178,7 @@ def test_a_ring_that_cannot_be_read_any_more_leaves_no_other_open(
     before = open_fds()
     source = PerfEventSource()
     monkeypatch.setattr(perf_ring.Ring, "waiting", lambda ring, head: fail(errno.EIO))
-    monkeypatch.setattr(perf_ring, "online_text", lambda: "0")
+    four_cpus.write_text("0\n")
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         source.read()
     source.close()
