@@ -14,6 +14,7 @@ from ksym_plugin.perf.repaint import Annotator
 from ksym_plugin.perf.repair import Repairer
 from ksym_plugin.perf.session import open_history
 from ksym_plugin.perf.text import Cutter
+from ksym_plugin.perf.text_origin import Text, open_renamer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,9 +52,9 @@ def command(history: Choice, clock: str | None, folded: bool, at: int | None, fi
             _annotate(text, history, clock)
 
 
-def _annotate(text: inputs.Text, history: Choice, clock: str | None) -> None:
-    with inputs.renamer(text, history, clock) as by_history:
-        renamer = by_history or inputs.live_renamer()
+def _annotate(text: Text, history: Choice, clock: str | None) -> None:
+    with open_renamer(text, history, clock) as by_history:
+        renamer = by_history or inputs.live_renamer(text, clock)
         annotator = Annotator(renamer)
         try:
             _write(map(annotator.feed, text.pieces()))
@@ -71,7 +72,7 @@ def _say_tally(renamer: Renamer) -> None:
         say("nothing was repaired; if this is folded stacks, say --folded")
 
 
-def _repair(text: inputs.Text, history: Choice, at: int | None, clock: str | None) -> None:
+def _repair(text: Text, history: Choice, at: int | None, clock: str | None) -> None:
     with open_history(history) as session:
         if session.history is None:
             raise inputs.no_history()
@@ -83,7 +84,7 @@ def _repair(text: inputs.Text, history: Choice, at: int | None, clock: str | Non
             say(line)
 
 
-def _repaired(text: inputs.Text, repairer: Repairer) -> Iterator[bytes]:
+def _repaired(text: Text, repairer: Repairer) -> Iterator[bytes]:
     cutter = Cutter()
     for piece in text.pieces():
         before, whole, after = cutter.cut(piece)

@@ -16,6 +16,7 @@ from ksym_plugin.history.locate import Choice
 from ksym_plugin.kernel.worker import Worker
 from ksym_plugin.perf import text as grammar
 from ksym_plugin.perf.fold import Folder, FoldOptions, Sums
+from ksym_plugin.perf.text_origin import open_renamer
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _result(worker: Worker) -> Folded:
 
 def _fold_part(how: FoldOptions, path: str, part: Range, naming: Naming) -> Folded:
     begin, end = part
-    with inputs.open_text(path) as text, inputs.renamer(text, *naming, _say_nothing) as renamer:
+    with inputs.open_text(path) as text, open_renamer(text, *naming, _say_nothing) as renamer:
         folder = Folder(how, renamer)
         with open(path, "rb") as file:
             file.seek(begin)
@@ -177,7 +178,7 @@ def command(
         samples=weight == "samples",
         **flags,
     )
-    with inputs.open_text(file) as text, inputs.renamer(text, history, clock) as renamer:
+    with inputs.open_text(file) as text, open_renamer(text, history, clock) as renamer:
         folder = Folder(how, renamer)
         ranges = ranges_of(file, jobs)
         if len(ranges) > 1:

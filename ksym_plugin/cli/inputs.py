@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from typing import TYPE_CHECKING
 
 import click
 
 from ksym_plugin.cli.output import say
-from ksym_plugin.history import locate
 from ksym_plugin.kernel import identity, privileges, snapshot, vmlinux
-from ksym_plugin.kernel.clocks import BOOTTIME, MONOTONIC, PERF, REALTIME
+from ksym_plugin.kernel.clocks import PERF
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.kernel.vmlinux import check_image, open_image, open_lines
 from ksym_plugin.perf import session
-from ksym_plugin.perf.data import MAGIC
-from ksym_plugin.perf.repaint import Renamer
+from ksym_plugin.perf.repaint import Leeway, Renamer
 from ksym_plugin.perf.session import Live
-from ksym_plugin.perf.text import BOM
+from ksym_plugin.perf.text_origin import UNTOLD, Text
 from ksym_plugin.timeline.errors import HistoryError, KallsymsError, KsymError, SourceError
 from ksym_plugin.timeline.symbols import Lifetime
 from ksym_plugin.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import IO
+    from collections.abc import Iterator
 
-    from ksym_plugin.history.locate import Choice
     from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.kernel.dwarf import ImageLines
     from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
 
-_SIZE = 1 << 20
-#: What ``perf script --header`` prints before everything else.
-_HOST = re.compile(rb"^# hostname : (\S+)", re.MULTILINE)
-_RELEASE = re.compile(rb"^# os release : (\S+)", re.MULTILINE)
-#: It begins and ends with this.
-_RULER = b"# ========"
-_CLOCKID = re.compile(rb"^# event : .*use_clockid = 1.*clockid = (-?\d+)", re.MULTILINE)
-_CLOCKS = {b"0": REALTIME, b"1": MONOTONIC, b"7": BOOTTIME}
+_OF_ANOTHER_BOOT = "the running system was not asked: the text is not of this boot"
 
 
 def lifetimes() -> list[Lifetime]:
@@ -142,56 +130,6 @@ def vmlinux_for_data(path: str | None, with_lines: bool, recorded: Recorded) -> 
     return found
 
 
-class Text:
-    """perf script's text; what its header says of it is read at once.
-
-    Without a header ``host`` and ``release`` are None, and ``clock`` is perf's own.
-    KsymError if it is a perf.data.
-    """
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._first = piece = self._read()
-        while piece and _is_header(self._first) and len(self._first) < _SIZE:
-            piece = self._read()
-            self._first += piece
-        if self._first.startswith(MAGIC):
-            raise KsymError(
-                "this is what perf recorded, not the text that perf script prints of it",
-                "use ksym script -i FILE, or: perf script -i FILE | ksym ...",
-            )
-        self.host = _found(_HOST, self._first)
-        self.release = _found(_RELEASE, self._first)
-        clock = _CLOCKID.search(self._first)
-        #: None for a clock of which a history keeps no times.
-        self.clock = PERF if clock is None else _CLOCKS.get(clock[1])
-
-    def pieces(self) -> Iterator[bytes]:
-        """The whole text, each piece as soon as there is one."""
-        piece = self._first
-        while piece:
-            yield piece
-            piece = self._read()
-
-    def _read(self) -> bytes:
-        # Whatever is there, however little: a program that pipes into this may pause. click
-        # opens buffered files, but its type has no read1().
-        piece: bytes = self._stream.read1(_SIZE)  # type: ignore[attr-defined]
-        return piece
-
-
-def _is_header(text: bytes) -> bool:
-    """Whether all of a text so far is header, with more of it to come."""
-    lines = text[len(BOM) if text.startswith(BOM) else 0 :].splitlines()
-    are_comments = bool(lines) and all(line.startswith(b"#") for line in lines)
-    return are_comments and lines.count(_RULER) < 2
-
-
-def _found(pattern: re.Pattern[bytes], text: bytes) -> str | None:
-    found = pattern.search(text)
-    return None if found is None else found[1].decode("utf-8", "surrogateescape")
-
-
 @contextlib.contextmanager
 def open_text(path: str) -> Iterator[Text]:
     """A text from a file, or from stdin for ``-``."""
@@ -199,31 +137,20 @@ def open_text(path: str) -> Iterator[Text]:
         yield Text(stream)
 
 
-@contextlib.contextmanager
-def renamer(
-    text: Text, history: Choice, clock: str | None, message: Callable[[str], None] = say
-) -> Iterator[Renamer | None]:
-    """A renamer of a text's frames by the history; None if there is no history."""
-    if locate.find(history, None) is None:
-        yield None
-        return
-    chosen = clock or text.clock
-    if chosen is None:
-        raise KsymError(
-            "the text's times are on a clock that a history cannot place",
-            "record with: perf record -k CLOCK_MONOTONIC",
-        )
-    origin = locate.Origin("text", release=text.release, host=text.host, times={})
-    with session.open_history(history, None, origin, message) as of_boot:
-        yield of_boot.renamer(chosen)
-
-
-def live_renamer() -> Renamer:
+def live_renamer(text: Text, clock: str | None) -> Renamer:
     """A renamer of frames by the running system alone, as far as perf's names agree with it."""
 
     def running() -> tuple[Live | None, Kallsyms | None]:
         current = timeline()
         return (None if current is None else Live(current)), kallsyms(needed=False)
 
+    told = clock or text.clock
+    if not session.is_of_now(text.origin(told, text.start(told is not None)), say):
+        renamer = Renamer()
+        renamer.problem = _OF_ANOTHER_BOOT
+        return renamer
     clocks = session.clocks_now()
-    return Renamer(None, clocks if clocks.knows(PERF) else None, None, running, doubt=True)
+    leeway = Leeway(-UNTOLD, UNTOLD) if told is None else None
+    return Renamer(
+        None, clocks if clocks.knows(PERF) else None, told, running, doubt=True, leeway=leeway
+    )

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ksym_plugin.cli import flamegraph, inputs, options, pyspy_record
+from ksym_plugin.cli import flamegraph, options, pyspy_record
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.cli.pyspy_record import Command, RecordingInfo, load_info
 from ksym_plugin.cli.signals import Signals
 from ksym_plugin.history import locate
 from ksym_plugin.perf.data import MAGIC
+from ksym_plugin.perf.text_origin import Text, open_renamer
 from ksym_plugin.python import pyspy, pyspy_match, pyspy_perf
 from ksym_plugin.stacks import flamegraph as picture
 from ksym_plugin.stacks import speedscope
@@ -338,19 +339,19 @@ def _perf_samples(files: Files) -> tuple[Reader, list[Hit]]:
     with _perf_text(files.perf) as text, contextlib.ExitStack() as stack:
         renamer = None
         if history.path is not None:
-            renamer = stack.enter_context(inputs.renamer(text, history, None))
+            renamer = stack.enter_context(open_renamer(text, history, None))
         reader = pyspy_perf.Reader(renamer)
         return reader, list(reader.hits(text.pieces()))
 
 
 @contextlib.contextmanager
-def _perf_text(path: str) -> Iterator[inputs.Text]:
+def _perf_text(path: str) -> Iterator[Text]:
     """The text that perf script prints of a perf.data, or that the file itself is."""
     with open(path, "rb") as file:
         is_data = file.read(len(MAGIC)) == MAGIC
         file.seek(0)
         if not is_data:
-            yield inputs.Text(file)
+            yield Text(file)
             return
     call = [*_SCRIPT, "-i", path]
     try:
@@ -364,6 +365,6 @@ def _perf_text(path: str) -> Iterator[inputs.Text]:
         ) from error
     with child:
         if child.stdout is not None:
-            yield inputs.Text(child.stdout)
+            yield Text(child.stdout)
     if child.returncode:
         raise KsymError(f"perf script cannot read {path}", f"see: {' '.join(call)}")

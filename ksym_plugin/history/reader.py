@@ -206,6 +206,11 @@ class BootHistory:
         at = bisect_right(self._uncovered_starts, time_ns) - 1
         return at >= 0 and time_ns > self._uncovered[at][1]
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """From when to when something was recorded, CLOCK_MONOTONIC ns."""
+        return self.sessions[0].started, max(run.covered for run in self.sessions)
+
     def overlaps(self, since: int, until: int) -> bool:
         """Whether a session was recording at any time from ``since`` to ``until``."""
         return any(

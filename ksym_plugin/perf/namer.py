@@ -65,7 +65,7 @@ _LONGEST_ERROR = 100
 
 
 #: Why a frame of perf script's text keeps its name or has none: the time is not printed in full.
-COARSE = Reason("two symbols followed each other here within what perf prints of the time")
+COARSE = Reason("two symbols followed each other here within what is known of the time")
 
 
 class Tally:

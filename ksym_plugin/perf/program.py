@@ -74,10 +74,14 @@ def run(options: Options) -> int:
     if source.is_empty:
         say("this is a script for perf; run: perf script -s ksym_handler.py, or: ksym script")
         return 1
+    if source.path is None:
+        from ksym_plugin.perf.text_origin import Text, open_text
+
+        text = Text(sys.stdin.buffer, source.start)
+        with open_text(text, options.choice, options.clock) as (known, renamer):
+            return int(not _print_named(text.pieces(), options, known, renamer))
     with session.open_session(options.choice, source.path, source.recorded, options.clock) as known:
         renamer = known.renamer(script.clocks(source.recorded, known, options.clock))
-        if source.path is None:
-            return int(not _print_named(source.pieces(), options, known, renamer))
         with script.Child(source) as perf:
             is_whole = _print_named(perf.pieces(), options, known, renamer)
             return perf.status() if is_whole else 1

@@ -28,6 +28,7 @@ from ksym_plugin.timeline.symbols import (
     EXACT,
     GRACE,
     KERNEL,
+    OUTSIDE_HISTORY,
     UNKNOWN_ADDRESS,
     Frame,
     Reason,
@@ -56,6 +57,10 @@ _GUEST = b"[guest."
 _VSYSCALL = b"[vsyscall]"
 #: perf's time of a sample that has none is 0 or all ones, by its version.
 _NO_TIME = 1 << 63
+#: In less than this, in ns, nothing is loaded and unloaded again.
+_MOMENT = 10_000
+#: What is so at all times.
+_FIXED = (UNKNOWN_ADDRESS, AMONG_BPF, OUTSIDE_HISTORY)
 #: A time that nothing covers.
 _OUTSIDE = (-1, -1)
 _CONTRADICTED = "the running system was not asked: perf's names in the text are not this kernel's"
@@ -78,11 +83,34 @@ _MOST_BYTES = 1 << 25
 USER, BESIDE, STANDS, NAMELESS, PASSES = range(5)
 
 
+class Leeway:
+    """By how much the times of a text may be off, as its clock is not known for sure.
+
+    They are ``low`` to ``high`` ns later than they are placed, but no earlier than ``since`` and
+    no later than ``until``.
+    """
+
+    __slots__ = ("_high", "_low", "_since", "until")
+
+    def __init__(self, low: int = 0, high: int = 0, since: int = 0, until: int = 1 << 63) -> None:
+        self._low = low
+        self._high = high
+        self._since = since
+        self.until = until
+
+    def widen(self, first: int, last: int) -> tuple[int, int]:
+        return (
+            min(first, max(first + self._low, self._since)),
+            max(last, min(last + self._high, self.until)),
+        )
+
+
 class Renamer:
     """Decides the names of kernel frames, a sample after the other.
 
     ``lookup`` with its ``clocks`` tells who was where, when; ``clock`` is that of the text, or
     tells that of each event.
+    ``leeway`` is for a clock that is not known for sure.
     ``follow``, for a history that is being written, waits until it covers a time; it
     returns how far it goes now, and its clocks.
     ``running`` gives the running system's lookup and static table, for frames that still
@@ -98,6 +126,7 @@ class Renamer:
         running: Running | None = None,
         doubt: bool = False,
         follow: Callable[[int], tuple[int, ClockMap]] | None = None,
+        leeway: Leeway | None = None,
     ) -> None:
         self.tally = Tally()
         #: Why the running system is not used, if so.
@@ -113,6 +142,7 @@ class Renamer:
         self._knows = lookup is not None or running is not None
         self._doubt = doubt
         self._follow = follow
+        self._leeway = leeway
         self._covered = 0
         self._has_modules = lookup is not None and lookup.has_modules
         self._resolver = Resolver(lookup)
@@ -183,11 +213,7 @@ class Renamer:
         window = self._window
         if window is None:
             window = self._window = self._monotonic_window()
-        answer = self._resolver.resolve(address, window[0])
-        if window[0] == window[1]:
-            return answer
-        last = self._resolver.resolve(address, window[1])
-        return _common(answer, last)
+        return resolve_within(self._resolver, address, window)
 
     # Time
 
@@ -209,7 +235,11 @@ class Renamer:
             self._covered, self._clocks = self._follow(latest)
             if latest > self._covered:  # The recorder does not get on: never wait again.
                 self._follow = None
-        return earliest, latest
+            if self._leeway is not None:
+                self._leeway.until = max(self._leeway.until, self._covered)
+        if self._leeway is None:
+            return earliest, latest
+        return self._leeway.widen(earliest, latest)
 
     # The running system
 
@@ -260,15 +290,22 @@ def perf_name(frame: FrameLine) -> tuple[str, str]:
     return (name.rstrip("?") if is_bpf_name(name.rstrip("?"), dso) else name), dso
 
 
-def _common(first: Frame | Reason, last: Frame | Reason) -> Frame | Reason:
-    """The answer that holds from the first to the last instant of a window."""
+def resolve_within(resolver: Resolver, address: int, window: tuple[int, int]) -> Frame | Reason:
+    """The answer that holds from the first to the last instant; COARSE if there are two."""
+    since, until = window
+    first = resolver.resolve(address, since)
+    if since == until:
+        return first
+    last = resolver.resolve(address, until)
     if isinstance(first, Frame) and isinstance(last, Frame):
         # Who was there at both ends was there in between; one of the same name need not be.
         is_one = first.lifetime is last.lifetime
         if is_one and first.name == last.name and first.offset == last.offset:
             return max(first, last, key=_doubtful)
         return COARSE
-    return first if first is last else COARSE
+    # Somebody may have come and gone meanwhile.
+    is_fixed = first in _FIXED or until - since < _MOMENT
+    return first if first is last and is_fixed else COARSE
 
 
 def _doubtful(frame: Frame) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.namer import Running
-    from ksym_plugin.perf.repaint import Renamer
+    from ksym_plugin.perf.repaint import Leeway, Renamer
     from ksym_plugin.timeline.resolver import Lines
     from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
     from ksym_plugin.timeline.timeline import Answer
@@ -114,6 +114,7 @@ class Session:
         self,
         clock: str | Mapping[bytes, str] | None,
         image: Image | None = None,
+        leeway: Leeway | None = None,
     ) -> Renamer:
         """What names frames of text by this, and by the running kernel's table if it is its.
 
@@ -123,7 +124,8 @@ class Session:
         from ksym_plugin.perf.repaint import Renamer
 
         running = self.running() if image is None else lambda: (None, image)
-        return Renamer(self.lookup, self.clock_map, clock, running, follow=self.follower())
+        follow = self.follower()
+        return Renamer(self.lookup, self.clock_map, clock, running, follow=follow, leeway=leeway)
 
     def running(self) -> Running | None:
         """The running kernel's table, where samples are of it, as a ``Namer`` asks for it."""
@@ -177,7 +179,7 @@ def open_history(
     """
     path = locate.find(history, data_path)
     if path is None:
-        return Session(None, origin is not None and _is_this_boot(origin, tell))
+        return Session(None, origin is not None and is_of_now(origin, tell))
     recorded = locate.open_boot(path, tell, origin, history.boot)
     try:
         return Session(recorded, recorded.boot.boot_id == identity.boot_id())
@@ -222,7 +224,7 @@ def _times(recorded: Recorded, clocks: set[str | None]) -> dict[str, tuple[int, 
     return None if first is None or clock is None else {clock: (first, last or first)}
 
 
-def _is_this_boot(origin: locate.Origin, tell: Callable[[str], None]) -> bool:
+def is_of_now(origin: locate.Origin, tell: Callable[[str], None]) -> bool:
     """Whether data can be of the running system."""
     boot = locate.running_boot()
     if not origin.fits(boot) or not origin.can_be_of_now(clocks_now()):

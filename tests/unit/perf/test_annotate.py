@@ -85,7 +85,7 @@ def test_a_microsecond_is_all_of_its_nanoseconds() -> None:
     by = renamer(one_place())
     annotated(sample("6.000000", NAMED % A.encode()) + sample("6.000000"), by)
     assert (by.tally.coarse, sum(by.tally.unknown.values()), by.tally.frames) == (1, 1, 2)
-    assert any("within what perf prints" in line for line in by.report())
+    assert any("within what is known" in line for line in by.report())
 
 
 def test_one_name_at_both_ends_of_a_time_is_no_proof() -> None:

@@ -20,6 +20,7 @@ _FRAME = re.compile(r"\t *([0-9a-f]+) (\S+?)(?:\+0x[0-9a-f]+)? \((.*)\)")
 
 def ksym(folder: Path, command: str, text: str, *words: str) -> tuple[str, str]:
     arguments = [sys.executable, "-m", "ksym_plugin.cli", command, "-H", str(folder / "ksym.db")]
+    arguments += ["--clock", "perf"]  # The text has no header that tells it.
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run(
         [*arguments, *words],

@@ -1,0 +1,370 @@
+"""Where ``perf script`` text is from: its kernel, its boot, and the clock of its times.
+
+``perf script --header`` tells. Without that header the text is compared with the history: perf
+has named the programs that it knew, and on the wrong clock others were at their addresses
+then. A program that was there for a short time tells much, one that was there all the time
+tells nothing. Where that leaves open which program a frame is in, there is no name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import select
+import time
+from functools import partial
+
+from ksym_plugin.history import locate
+from ksym_plugin.history.locate import Origin
+from ksym_plugin.kernel.clocks import BOOTTIME, CLOCKS, MONOTONIC, PERF, REALTIME
+from ksym_plugin.perf.data import MAGIC
+from ksym_plugin.perf.namer import COARSE, is_bpf_name, is_core
+from ksym_plugin.perf.output import say
+from ksym_plugin.perf.repaint import (
+    PASSES,
+    Leeway,
+    Renamer,
+    StackReader,
+    perf_name,
+    region,
+    resolve_within,
+)
+from ksym_plugin.perf.session import open_history
+from ksym_plugin.perf.text import BOM
+from ksym_plugin.timeline.errors import KsymError
+from ksym_plugin.timeline.resolver import Resolver
+from ksym_plugin.timeline.symbols import (
+    EXACT,
+    GRACE,
+    NOT_LOADED,
+    OUTSIDE_HISTORY,
+    VACANT,
+    Frame,
+    Reason,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import IO, Union
+
+    from ksym_plugin.history.locate import Choice
+    from ksym_plugin.history.reader import BootHistory
+    from ksym_plugin.kernel.clocks import ClockMap
+    from ksym_plugin.perf.repaint import Decision
+    from ksym_plugin.perf.session import Session
+    from ksym_plugin.perf.text import FrameLine, Header
+
+    #: The clock of all times, or of each event's.
+    Clock = Union[str, Mapping[bytes, str]]
+    Window = tuple[int, int]
+    #: When and where a frame was, and perf's name of it, if it has one.
+    Seen = tuple[Window, int, str]
+
+_SIZE = 1 << 20
+#: What ``perf script --header`` prints before everything else.
+_HOST = re.compile(rb"^# hostname : (\S+)", re.MULTILINE)
+_RELEASE = re.compile(rb"^# os release : (\S+)", re.MULTILINE)
+_EVENT = re.compile(
+    rb"^# event : name = (.*?), (?:, )?(?:id|type|size) = "
+    rb"(?:.*use_clockid = 1.*clockid = (-?\d+))?",
+    re.MULTILINE,
+)
+#: It begins and ends with this.
+_RULER = b"# ========"
+_CLOCKS = {b"": PERF, b"0": REALTIME, b"1": MONOTONIC, b"7": BOOTTIME}
+#: How much of a text is looked at before its first frame is named: bytes, seconds that an
+#: endless one is waited for, and BPF frames.
+_MOST = 1 << 21
+_PATIENCE = 3.0
+_MOST_FRAMES = 4_000
+#: A clock that no history knows, such as CLOCK_MONOTONIC_RAW, may differ from one that it knows by
+#: this, in ns: names that nothing else supports hold for so long before and after.
+UNTOLD = 10_000_000_000
+#: Of so many frames that perf named one may contradict the clock: perf errs too.
+_RELIABLE = 100
+#: A clock is refuted by so many more programs than another.
+_REFUTED = 3
+#: If more than one in so many frames may be in two programs, nothing has decided.
+_UNDECIDED = 10
+#: Answers that a program was there, and that none was.
+_CERTAIN = (EXACT, GRACE)
+_ABSENT = (NOT_LOADED, VACANT, OUTSIDE_HISTORY)
+
+
+class Text:
+    """perf script's text, and what it tells of itself; its first part is read at once.
+
+    Without a header ``host`` and ``release`` are None. ``clock`` is None where nothing tells
+    it. KsymError if it is a perf.data, or its times are on a clock of which a history keeps
+    no times. ``start`` was read of the stream before.
+    """
+
+    def __init__(self, stream: IO[bytes], start: bytes = b"") -> None:
+        self._stream = stream
+        self._first = start
+        self._is_whole = False
+        while not self._first or (_is_header(self._first) and len(self._first) < _SIZE):
+            if not self._read_on():
+                break
+        if self._first.startswith(MAGIC):
+            raise KsymError(
+                "this is what perf recorded, not the text that perf script prints of it",
+                "use ksym script -i FILE, or: perf script -i FILE | ksym ...",
+            )
+        self.host = _found(_HOST, self._first)
+        self.release = _found(_RELEASE, self._first)
+        self.clock = _clock_of(self._first)
+        self._start: Start | None = None
+
+    def pieces(self) -> Iterator[bytes]:
+        """The whole text, each piece as soon as there is one."""
+        piece = self._first
+        while piece:
+            yield piece
+            piece = b"" if self._is_whole else self._read()
+
+    def start(self, is_timed: bool) -> Start:
+        """What the beginning shows. With ``is_timed`` the clock is known: one sample is enough."""
+        start, done = Start(), 0
+        give_up = time.monotonic() + _PATIENCE
+        most = _SIZE // 16 if is_timed else _MOST
+        while done < most and not start.is_enough(is_timed):
+            if done == len(self._first) and not (self._waits(give_up) and self._read_on()):
+                break
+            piece = self._first[done : done + _SIZE // 16]
+            start.read(piece)
+            done += len(piece)
+        if self._is_whole and done == len(self._first):
+            start.end()
+        return start
+
+    def origin(self, clock: Clock | None, start: Start) -> Origin:
+        """What is known of the boot that it is from."""
+        known = {clock} if isinstance(clock, str) else set((clock or {}).values()) or set(CLOCKS)
+        return Origin(
+            "text",
+            release=self.release,
+            host=self.host,
+            core=start.core,
+            times={} if start.times is None else dict.fromkeys(known, start.times),
+        )
+
+    def _read_on(self) -> bool:
+        """Read some more of the first part; whether there was any."""
+        piece = self._read()
+        self._first += piece
+        self._is_whole = not piece
+        return bool(piece)
+
+    def _waits(self, until: float) -> bool:
+        """Wait for more of an endless text; whether there is some, or its end."""
+        try:
+            readable, _, _ = select.select([self._stream], [], [], max(0, until - time.monotonic()))
+        except (OSError, ValueError):  # It is no file: what is there can be read.
+            return not self._is_whole
+        return bool(readable) and not self._is_whole
+
+    def _read(self) -> bytes:
+        # Whatever is there, however little: a program that pipes into this may pause. click
+        # opens buffered files, but its type has no read1().
+        piece: bytes = self._stream.read1(_SIZE)  # type: ignore[attr-defined]
+        return piece
+
+
+def _is_header(text: bytes) -> bool:
+    """Whether all of a text so far is header, with more of it to come."""
+    lines = text[len(BOM) if text.startswith(BOM) else 0 :].splitlines()
+    are_comments = bool(lines) and all(line.startswith(b"#") for line in lines)
+    return are_comments and lines.count(_RULER) < 2
+
+
+def _found(pattern: re.Pattern[bytes], text: bytes) -> str | None:
+    found = pattern.search(text)
+    return None if found is None else found[1].decode("utf-8", "surrogateescape")
+
+
+def _clock_of(text: bytes) -> Clock | None:
+    """The clock that a header tells, of each event if they differ; None without a header."""
+    told = {name: _CLOCKS.get(number) for name, number in _EVENT.findall(text)}
+    clocks = {name: clock for name, clock in told.items() if clock is not None}
+    if told and not clocks:
+        raise KsymError(
+            "the text's times are on a clock that a history cannot place",
+            "record with: perf record -k CLOCK_MONOTONIC",
+        )
+    one = set(told.values())
+    return clocks.popitem()[1] if len(one) == 1 else clocks or None
+
+
+class Start(StackReader):
+    """What the beginning of a text shows: when it is of, and what perf named."""
+
+    needs_time = True
+
+    def __init__(self) -> None:
+        super().__init__(Renamer())
+        #: The first and the last time of a sample, ns.
+        self.times: Window | None = None
+        #: The lowest and the highest address of functions in the kernel's image, by perf.
+        self.core: Window | None = None
+        #: The frames that may be BPF's.
+        self.frames: list[Seen] = []
+
+    def is_enough(self, is_timed: bool) -> bool:
+        return self.times is not None if is_timed else len(self.frames) >= _MOST_FRAMES
+
+    def _user(self, line: bytes, frame: FrameLine) -> None:
+        return None
+
+    def _kernel(
+        self, line: bytes, frame: FrameLine, decision: Decision, dso: str, is_leaf: bool
+    ) -> tuple[int, str] | None:
+        """The frame if it may be BPF's."""
+        name, dso = perf_name(frame)
+        if region(frame) != PASSES or (name and not is_bpf_name(name, dso)):
+            if name and is_core(dso):
+                lowest, highest = self.core or (frame.address, frame.address)
+                self.core = min(lowest, frame.address), max(highest, frame.address)
+            return None
+        return frame.address, name
+
+    def _join(self, pieces: list[tuple[int, str] | None]) -> list[tuple[int, str]]:
+        return [piece for piece in pieces if piece is not None]
+
+    def _sample(self, header: Header, stack: list[tuple[int, str]], line: bytes) -> None:
+        window = header.window()
+        if window is not None:
+            first, last = self.times or window
+            self.times = min(first, window[0]), max(last, window[1])
+            self.frames += [(window, address, name) for address, name in stack]
+
+
+class _Fit:
+    """How well a clock fits what perf named.
+
+    If it is not the right one, the right one differs from it by ``low`` to ``high`` ns: on
+    that clock each program was there when perf saw it.
+    """
+
+    def __init__(self, clock: str, clock_map: ClockMap) -> None:
+        self.clock = clock
+        self.place = partial(clock_map.to_monotonic, clock)
+        self.low, self.high = -UNTOLD, UNTOLD
+        self.agreeing = 0
+        #: Frames where another program was, or none, and perf's names of them.
+        self.contradicting = 0
+        self.against: set[str] = set()
+
+    def compare(self, seen: Seen, resolver: Resolver) -> None:
+        """Take in a frame that perf named."""
+        window, address, name = seen
+        first, last = map(self.place, window)
+        answer = resolve_within(resolver, address, (first, last))
+        lifetime = answer.lifetime if isinstance(answer, Frame) else None
+        if isinstance(answer, Frame) and lifetime is not None and answer.name == name:
+            self.agreeing += 1
+            self.low = max(self.low, min(0, lifetime.loaded_earliest - last))
+            if lifetime.unloaded_latest is not None and answer.certainty == EXACT:
+                self.high = min(self.high, max(0, lifetime.unloaded_latest - first))
+        elif answer in _ABSENT or (isinstance(answer, Frame) and answer.certainty in _CERTAIN):
+            self.contradicting += 1
+            self.against.add(name)
+
+    def shift(self, other: _Fit, at: int) -> int:
+        """By how much a time is later on this clock than on another."""
+        return self.place(at) - other.place(at)
+
+
+def find_clock(start: Start, history: BootHistory, clock_map: ClockMap) -> tuple[str, Leeway]:
+    """The clock that fits what perf named, and how far the right one may be from it.
+
+    KsymError if that leaves open which programs the frames are in.
+    """
+    times = start.times or (0, 0)
+    fits = [_Fit(clock, clock_map) for clock in CLOCKS if clock_map.knows(clock)]
+    fits = [fit for fit in fits if history.overlaps(*map(fit.place, times))]
+    if not fits:
+        return MONOTONIC, Leeway()  # Nothing is known of those times on any clock.
+    resolver, since, until = Resolver(history), *history.bounds
+    shifts = [fit.shift(fits[0], times[0]) for fit in fits]
+    widest = Leeway(min(shifts) - UNTOLD, max(shifts) + UNTOLD, since, until)
+    passing = [
+        seen for seen in start.frames if not _is_lasting(seen, resolver, fits[0].place, widest)
+    ]
+    for fit in fits:
+        for seen in passing:
+            if seen[2]:
+                fit.compare(seen, resolver)
+    best = min(fits, key=lambda fit: (len(fit.against), fit.contradicting))
+    left = [fit for fit in fits if len(fit.against) < len(best.against) + _REFUTED]
+    lows, highs = zip(
+        *(
+            (fit.shift(best, times[0]) + fit.low, fit.shift(best, times[0]) + fit.high)
+            for fit in left
+        )
+    )
+    leeway = Leeway(min(lows), max(highs), since, until)
+    if best.contradicting * _RELIABLE > best.agreeing or not _decides(
+        _answer(seen, resolver, best.place, leeway) for seen in start.frames
+    ):
+        raise KsymError(
+            "nothing tells which clock the text's times are on, and the names of BPF frames"
+            " depend on it",
+            f"print it with perf script --header, or give the clock: --clock {'|'.join(CLOCKS)}",
+        )
+    return best.clock, leeway
+
+
+def _decides(answers: Iterable[Frame | Reason]) -> bool:
+    """Whether most of the frames that may be BPF's are in one program."""
+    open_ones = [
+        answer is COARSE for answer in answers if answer is COARSE or isinstance(answer, Frame)
+    ]
+    return sum(open_ones) * _UNDECIDED <= len(open_ones)
+
+
+def _answer(
+    seen: Seen, resolver: Resolver, place: Callable[[int], int], leeway: Leeway
+) -> Frame | Reason:
+    (first, last), address, _ = seen
+    return resolve_within(resolver, address, leeway.widen(place(first), place(last)))
+
+
+def _is_lasting(
+    seen: Seen, resolver: Resolver, place: Callable[[int], int], leeway: Leeway
+) -> bool:
+    """Whether any clock gives the same answer, so that it tells nothing of the clock."""
+    return _answer(seen, resolver, place, leeway) is not COARSE
+
+
+@contextlib.contextmanager
+def open_text(
+    text: Text, history: Choice, clock: str | None, tell: Callable[[str], None] = say
+) -> Iterator[tuple[Session, Renamer]]:
+    """The session of a text, and what names its frames; without a history, by the running system.
+
+    ``clock`` is that of the text if the user says so. KsymError if the history is of no use,
+    or the clock is neither told nor found.
+    """
+    told = clock or text.clock
+    start = text.start(told is not None)
+    leeway = None if told is not None else Leeway(-UNTOLD, UNTOLD)
+    with open_history(history, None, text.origin(told, start), tell) as known:
+        if known.history is None:
+            known.ask_live()
+        elif known.clock_map is not None and told is None:
+            told, leeway = find_clock(start, known.history, known.clock_map)
+        yield known, known.renamer(told, leeway=leeway)
+
+
+@contextlib.contextmanager
+def open_renamer(
+    text: Text, history: Choice, clock: str | None, tell: Callable[[str], None] = say
+) -> Iterator[Renamer | None]:
+    """The same; None without a history."""
+    if locate.find(history, None) is None:
+        yield None
+        return
+    with open_text(text, history, clock, tell) as (_, renamer):
+        yield renamer
