@@ -100,6 +100,7 @@ def _start_perf(args: argparse.Namespace, runner: int) -> perfctl.Recording | No
     if args.perf == "none":
         return None
     target = ["-a"] if args.perf == "all" else ["-p", str(runner)]
+    target += args.also.split()
     return perfctl.Recording(os.path.join(args.out, "perf.data"), args.clock, target)
 
 
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--mode", choices=loader.MODES, default="turn")
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--ms", type=int, default=30, help="how long each program runs")
+    parser.add_argument("--also", default="", help="further options of perf record")
     parser.add_argument("--loader", help="the socket of a loader that runs already")
     parser.add_argument("--kill-parent-after", type=int, help="SIGKILL the parent, after that one")
     args = parser.parse_args()
