@@ -27,6 +27,7 @@ QUICK = (1, 1_000, 1)
 _NAME = "folded output against stackcollapse.py"
 _BAR = ("<=", 1.1)
 _CLOCK = "user and system CPU time of perf script"
+_ALL = "user and system CPU time of all processes"
 _HANDLER = os.path.join(REPO, "contrib", "perf-script", "ksym_handler.py")
 _OWN = "scripts/python/stackcollapse.py"
 #: What there is to sample: a BPF program run over and over, files read, sums.
@@ -103,25 +104,33 @@ def compared(
     folder: str, data: str, history: str, rounds: int, samples: int
 ) -> list[dict[str, Any]]:
     perf = ["perf", "script", "-i", data]
+    script = [sys.executable, "-m", "ksym_plugin.cli", "script", "-i", data, "-H", history]
     commands = {
         "own": [*perf, "-s", own_script()],
         "folded": [*perf, "-s", _HANDLER, "--", "-H", history, "--format", "folded"],
         "text": [*perf, "-s", _HANDLER, "--", "-H", history],
         "lined": [*perf, "-s", _HANDLER, "--", "-H", history, "--lines"],
         "plain": perf,
+        "script": script,
+        "stacks": [*script, "--format", "folded"],
         "report": [sys.executable, "-m", "ksym_plugin.cli", "report", "-i", data, "-H", history],
         "counted": [*perf, "-s", _HANDLER, "--", "-H", history, "--format", "report"],
     }
     taken: dict[str, list[float]] = {name: [] for name in commands}
+    lasted: dict[str, list[float]] = {name: [] for name in commands}
     tally = ""
     for turn in range(rounds + 1):
         for name, command in commands.items():
             cost = run(command, os.path.join(folder, name))
             if turn:
                 taken[name].append(cost.cpu)
+                lasted[name].append(cost.wall)
             if name == "folded":
                 tally = cost.err
-    own, folded, text, lined, plain, report, counted = (Figures(taken[name]) for name in commands)
+    own, folded, text, lined, plain, script_text, stacks, report, counted = (
+        Figures(taken[name]) for name in commands
+    )
+    wall = Figures(lasted["script"]).over(Figures(lasted["plain"]))
     summary = next((line for line in tally.splitlines() if "kernel frames" in line), "no tally")
     return [
         row(
@@ -138,11 +147,32 @@ def compared(
         row("  text output", text, "s", None, _CLOCK, "perf script, no Python", plain.median),
         row("  the same with --lines", lined, "s", None, _CLOCK, "without", text.median),
         row(
+            "ksym script --format folded",
+            stacks.over(own),
+            "times",
+            ("<=", 0.5),
+            _ALL,
+            "perf script -s stackcollapse.py",
+            1.0,
+            "perf script's text, counted",
+        ),
+        row(
+            "ksym script",
+            script_text.over(plain),
+            "times",
+            ("<=", 2.0),
+            _ALL,
+            "perf script",
+            1.0,
+            "perf script's text, repaired",
+        ),
+        row("  the same", wall, "times", ("<=", 1.3), "wall time", "perf script", 1.0, ""),
+        row(
             "ksym report against the handler's",
             report.over(counted),
             "times",
             ("<=", 0.25),
-            "user and system CPU time of all processes",
+            _ALL,
             "--format report",
             1.0,
             "perf.data is read directly",
