@@ -9,6 +9,7 @@ to BPF programs tell it without that.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 
 from ksym_plugin.stacks.frames import (
     BPF,
@@ -34,6 +35,8 @@ _KINDS = {"_[k]": KERNEL, "_[b]": BPF, "_[j]": JIT, "_[i]": INLINED}
 #: What py-spy --subprocesses begins a stack with: command lines, which may hold anything.
 _PROCESSES = re.compile(r'(?:process \d+:".*?"(?:;|\Z))+', re.DOTALL)
 _COMMAND_LINE = re.compile(r'(process \d+:".*?")(?=;|\Z)', re.DOTALL)
+#: A stack and a number, which may have decimals.
+_SAMPLE = re.compile(rb"(.*\S)\s+(\d+(?:\.\d*)?)\s*", re.DOTALL)
 #: Long enough for any real count, short enough for any reader's numbers.
 _DIGITS = 18
 #: Also what ``ksym pyspy`` writes where it does not know the Python side.
@@ -48,25 +51,32 @@ def parse(lines: Iterable[bytes]) -> Stacks:
     difference of two profiles, and the second is taken. Bytes that are not UTF-8 are
     kept as surrogates.
     """
-    counts: dict[str, float] = {}
-    skipped = 0
-    doubles = 0
-    total = 0
+    counts: defaultdict[bytes, float] = defaultdict(int)
+    #: The same if it is a difference, as long as it can be one.
+    seconds: defaultdict[bytes, float] = defaultdict(int)
+    skipped, is_difference = 0, True
     for line in lines:
-        stack, number = _split(line)
-        count = _number(number)
-        if count is None or not stack:
+        sample = _sample(line)
+        if sample is None:
             skipped += bool(line.strip())
             continue
-        total += 1
-        doubles += _number(_split(stack)[1]) is not None
-        text = stack.decode("utf-8", "surrogateescape")
-        counts[text] = counts.get(text, 0) + count
-    if total and doubles == total:
-        counts = _without_first_number(counts)
-    stacks = stacks_of(_tidied(counts))
+        stack, count = sample
+        counts[stack] += count
+        first = _sample(stack) if is_difference else None
+        is_difference = first is not None
+        if first is not None:
+            seconds[first[0]] += count
+    stacks = stacks_of(_tidied(seconds if is_difference else counts))
     stacks.skipped = skipped
     return stacks
+
+
+def _sample(line: bytes) -> tuple[bytes, float] | None:
+    """A stack and its samples; None where a line holds none."""
+    found = _SAMPLE.fullmatch(line)
+    if found is None or len(found[2]) > _DIGITS:
+        return None
+    return found[1], float(found[2]) if b"." in found[2] else int(found[2])
 
 
 def stacks_of(counts: Mapping[str, float]) -> Stacks:
@@ -93,37 +103,14 @@ class Reader(dict[str, int]):
         return tuple(map(self.__getitem__, text.split(";")))
 
 
-def _split(line: bytes) -> tuple[bytes, bytes]:
-    """What stands before the last blank, and after it."""
-    parts = line.rsplit(None, 1)
-    if len(parts) == 1:  # Also ``; 5``, a frame without a name.
-        return b"", parts[0]
-    return (parts[0], parts[1]) if parts else (b"", b"")
-
-
-def _number(text: bytes) -> float | None:
-    whole, dot, decimals = text.partition(b".")
-    if not whole.isdigit() or len(text) > _DIGITS or (decimals and not decimals.isdigit()):
-        return None
-    return float(text) if dot else int(whole)
-
-
-def _without_first_number(counts: dict[str, float]) -> dict[str, float]:
-    single: dict[str, float] = {}
-    for text, count in counts.items():
-        stack = text.rsplit(None, 1)[0]
-        single[stack] = single.get(stack, 0) + count
-    return single
-
-
-def _tidied(stacks: Mapping[str, float]) -> dict[str, float]:
+def _tidied(samples: Mapping[bytes, float]) -> dict[str, float]:
     """Without stacks of no samples, and with frames joined that a semicolon has split."""
-    counts: dict[str, float] = {}
-    for stack, count in stacks.items():
+    counts: defaultdict[str, float] = defaultdict(int)
+    for stack, count in samples.items():
         if count:
+            text = stack.decode("utf-8", "surrogateescape").lstrip("\ufeff")
             # ``Ljava/io/File;::read``: no frame begins with two colons by itself.
-            whole = _in_one_frame_each(stack.lstrip("\ufeff")).replace(";::", ":::")
-            counts[whole] = counts.get(whole, 0) + count
+            counts[_in_one_frame_each(text).replace(";::", ":::")] += count
     return counts
 
 
