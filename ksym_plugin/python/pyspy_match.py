@@ -231,8 +231,7 @@ class Matcher:
         around = self._dated.around(hit.time)
         if around is None:
             return None
-        stack = self._dated.stacks[around[0]]
-        key = (*around, self._check is None or self._check.is_sure(stack, hit))
+        key = (*around, self._check is None or self._check.is_sure(self._dated, around[0], hit))
         found = self._found.get(key)
         if found is None:
             found = self._found[key] = self._between(*key)
@@ -295,8 +294,8 @@ class Check:
 
     checked: int = 0
     right: int = 0
-    in_calls: Counter[tuple[tuple[str, ...], str]] = field(default_factory=Counter)
-    right_in_calls: Counter[tuple[tuple[str, ...], str]] = field(default_factory=Counter)
+    in_calls: Counter[tuple[tuple[str, ...], str | None]] = field(default_factory=Counter)
+    right_in_calls: Counter[tuple[tuple[str, ...], str | None]] = field(default_factory=Counter)
 
     @property
     def share(self) -> float:
@@ -306,9 +305,9 @@ class Check:
     def passes(self) -> bool:
         return self.checked >= LEAST_CHECKED and self.share >= LEAST_SHARE
 
-    def is_sure(self, stack: Stack, hit: Hit) -> bool:
-        """Whether these Python frames were right in the system call of a sample of perf."""
-        key = (stack.python, _system_call(hit))
+    def is_sure(self, dated: Dated, at: int, hit: Hit) -> bool:
+        """Whether the Python frames of a sample were right in the system call of one of perf's."""
+        key = (dated.stacks[at].python, _system_call(dated, hit))
         checked, right = self.in_calls[key], self.right_in_calls[key]
         least = LEAST_SHARE if checked - right == 1 else _LEAST_SURE
         return self.passes and right > 0 and right >= least * checked
@@ -329,7 +328,8 @@ class Check:
                 is_right = dated.stacks[at].python == before
                 self.checked += 1
                 self.right += is_right
-                for call in set(map(_system_call, hits[counts[at] - 1 : counts[at] + 1])):
+                beside = hits[counts[at] - 1 : counts[at] + 1]
+                for call in {_system_call(dated, hit) for hit in beside}:
                     self.in_calls[before, call] += 1
                     self.right_in_calls[before, call] += is_right
 
@@ -347,8 +347,13 @@ class Check:
         return f"{line}; Python leaves are withheld, --force shows them"
 
 
-def _system_call(hit: Hit) -> str:
-    """The system call of a sample of perf, else the way into the kernel, else nothing."""
+def _system_call(dated: Dated, hit: Hit) -> str | None:
+    """The system call of a sample of perf, else the way into the kernel, else "".
+
+    None for all where nobody knows beside which of py-spy's samples it lies.
+    """
+    if dated.slack:
+        return None
     calls = (frame for frame in hit.kernel if _SYSTEM_CALL.match(frame))
     return next(calls, hit.kernel[0] if hit.kernel else "")
 

@@ -270,9 +270,12 @@ def long_and_short(seed: int) -> tuple[Dated, list[tuple[Hit, str]]]:
     return dated(times, stacks, mean=times[-1] / len(times)), hits
 
 
+@pytest.mark.parametrize("slack", [0, 1])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_too_short_to_be_met_is_not_given_another_function(seed: int) -> None:
+def test_what_is_too_short_to_be_met_is_not_given_another_function(seed: int, slack: int) -> None:
     samples, hits = long_and_short(seed)
+    # Where one sample failed, nobody knows which.
+    samples = samples._replace(stacks=samples.stacks[slack:], slack=slack)
     verdict = pyspy_match.Check()
     verdict.add(samples, [each for each, _ in hits])
     assert verdict.passes
@@ -283,7 +286,7 @@ def test_what_is_too_short_to_be_met_is_not_given_another_function(seed: int) ->
     ]
     assert all(leaf == function for leaf, function in given)
     # What is certain is still given: most of the time in the long call.
-    assert len(given) > len(hits) / 2
+    assert slack or len(given) > len(hits) / 2
 
 
 # Grafting
