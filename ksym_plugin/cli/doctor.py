@@ -212,27 +212,3 @@ def _switch(name: str) -> str:
         raise KsymError(
             "its switch cannot be read", "run as root, in the host's network namespace"
         ) from None
-
-
-def require_python() -> None:
-    """KsymError if there is no perf, or one that cannot run Python scripts."""
-    try:
-        done = subprocess.run(
-            ["perf", "version", "--build-options"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=20,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise KsymError("perf version does not come back", "see what keeps perf waiting") from None
-    except OSError as error:
-        raise KsymError(
-            f"perf cannot be run ({error.strerror})", "install it (Debian: apt install linux-perf)"
-        ) from None
-    # "             libpython: [ on  ]  # HAVE_LIBPYTHON_SUPPORT"
-    if re.search(rb"^\s*libpython\s*:.*OFF", done.stdout, re.MULTILINE):
-        raise KsymError(
-            "this perf was built without libpython and runs no Python scripts",
-            "install one that has it (Debian: apt install linux-perf)",
-        )

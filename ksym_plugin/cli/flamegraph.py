@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksym_plugin.cli.output import Failure, plural, say
+from ksym_plugin.cli import options
+from ksym_plugin.cli.output import Failure, open_result, plural, say
 from ksym_plugin.stacks import flamegraph, folded, speedscope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import IO
 
     from ksym_plugin.stacks.frames import Stacks
@@ -25,7 +26,7 @@ _LONGEST = 1 << 24
     short_help="Draw folded stacks from anywhere.",
     epilog="Example: ksym flamegraph stacks.folded > flames.svg",
 )
-@click.option("-o", "--output", metavar="FILE", help="Where to write to.  [default: stdout]")
+@options.output
 @click.option(
     "--format",
     "form",
@@ -97,8 +98,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
         is_start = has_ended
 
 
-def write(pieces: Iterator[str], output: str | None) -> None:
-    """Write text as UTF-8, whatever the terminal's encoding is."""
-    with click.open_file(output or "-", "wb") as target:
-        for piece in pieces:
-            target.write(piece.encode("utf-8"))
+def write(pieces: Iterable[str], output: str | None) -> None:
+    """Write text as UTF-8, whatever the terminal's encoding is; bytes of names as they were."""
+    with open_result(output) as target:
+        target.writelines(piece.encode("utf-8", "surrogateescape") for piece in pieces)

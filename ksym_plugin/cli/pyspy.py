@@ -53,9 +53,8 @@ class Targets(NamedTuple):
             pieces = speedscope.write(title, stacks.table, grafted.profiles())
             flamegraph.write(pieces, self.output)
         if self.folded:
-            with open(self.folded, "wb") as file:
-                for text, count in stacks.by_text().items():
-                    file.write(f"{text} {count}\n".encode("utf-8", "surrogateescape"))
+            lines = (f"{text} {count}\n" for text, count in stacks.by_text().items())
+            flamegraph.write(lines, self.folded)
         if self.svg:
             flamegraph.write(picture.draw(stacks, title), self.svg)
 
