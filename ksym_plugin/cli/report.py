@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import os
-import signal
-import subprocess
 from fnmatch import fnmatchcase
 
 import click
 
-import ksym_plugin
 from ksym_plugin.cli import options
 from ksym_plugin.cli.output import Failure, say, write_json, write_lines
-from ksym_plugin.history import locate
-from ksym_plugin.history.locate import Choice
-from ksym_plugin.perf import report
-from ksym_plugin.perf.data import is_piped, read
+from ksym_plugin.cli.script import count, open_data, open_names
+from ksym_plugin.perf import report, session
+from ksym_plugin.perf.script import Child, Request
+from ksym_plugin.perf.stack_output import ReportOutput, TextStacks
 from ksym_plugin.stacks.account import lived, loader
 from ksym_plugin.timeline.errors import KsymError
 
@@ -27,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+    from ksym_plugin.history.locate import Choice
+    from ksym_plugin.perf.script import Input
+
 _ROW = "{:>7}  {:>8}  {:>13}  {:>13}  {:>8}  {:>13}  {:18}  {:20}  {:20}  {}"
 _HEAD = _ROW.format(
     *("PROGRAM", "OWN", "OF ALL", "OF KERNEL", "TOTAL", "OF KERNEL"),
@@ -34,11 +32,8 @@ _HEAD = _ROW.format(
 )
 #: How many source lines of a program are shown.
 _MOST_LINES = 5
-#: perf hands names to PyUnicode_FromString and does not look whether that worked.
-_CRASHED = (
-    "perf crashed, as it does with any Python script where a task's name is not UTF-8;"
-    " its text is left: perf script --ns | ksym fold --all"
-)
+#: perf script leaves out where samples of tracepoints were, and has much else to say of them.
+_FIELDS = ("-F", "trace:+ip,+sym,+symoff,+dso,-trace")
 #: How programs are ordered by each key: the greatest first, but names and ids upwards.
 _SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "own": lambda row: (-row["own"]["samples"], -row["total"]["samples"]),
@@ -118,50 +113,51 @@ def account(
     Without perf where that counts the same; always by perf script if that is given options.
     KsymError for a kernel whose frames nothing tells from a user's.
     """
-    other_split = read(data or ("-" if is_piped() else "perf.data")).other_split
-    if other_split:
-        raise KsymError(f"its BPF programs cannot be told: {other_split}", "use perf report")
-    if not perf_options and (data or not is_piped()):
-        documents = _without_perf(data or "perf.data", history, clock)
+    request = Request(perf_options)
+    request.refuse_for_stacks()
+    source = open_data(data)
+    if source.recorded.other_split:
+        raise KsymError(
+            f"its BPF programs cannot be told: {source.recorded.other_split}", "use perf report"
+        )
+    if not perf_options:
+        documents = _without_perf(source, history, clock)
         if documents is not None:
             return documents, 0
-    return by_handler(data, history, clock, perf_options)
+    return by_text(source, history, clock, request)
 
 
-def _without_perf(path: str, history: Choice, clock: str | None) -> list[dict[str, Any]] | None:
-    """None where perf has to read it: then the handler says what there is to say."""
+def _without_perf(source: Input, history: Choice, clock: str | None) -> list[dict[str, Any]] | None:
+    """None where perf has to read it: then that says what there is to say."""
     with contextlib.redirect_stderr(io.StringIO()) as told:
         try:
-            documents = report.read(path, history, clock)
+            documents = report.read(str(source.path), history, clock)
         except KsymError:
             return None
     click.echo(told.getvalue(), nl=False, err=True)
     return documents
 
 
-def by_handler(
-    data: str | None, history: Choice, clock: str | None, perf_options: tuple[str, ...] = ()
+def by_text(
+    source: Input, history: Choice, clock: str | None, request: Request
 ) -> tuple[list[dict[str, Any]], int]:
-    """The same by the handler within perf script. KsymError if it cannot run."""
-    call, environment = handler_call(data, history, "report", clock, perf_options)
-    try:
-        done = subprocess.run(call, env=environment, stdout=subprocess.PIPE, check=False)
-    except OSError as error:
-        raise KsymError(
-            f"perf cannot be run ({error.strerror})", "install it (Debian: apt install linux-perf)"
-        ) from None
-    return _documents(done), done.returncode
-
-
-def _documents(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
-    """What the handler has counted within perf script, one of each event. Failure if nothing."""
-    try:
-        documents: list[dict[str, Any]] = json.loads(done.stdout)
-    except ValueError:
-        if done.returncode == -signal.SIGSEGV:
-            raise Failure(_CRASHED) from None
-        raise Failure(f"perf script failed (status {done.returncode}); see above") from None
-    return documents
+    """The same of the text that perf script prints. KsymError if there is no perf."""
+    output = ReportOutput()
+    with contextlib.ExitStack() as stack:
+        known = session.open_session(history, source.path, source.recorded, clock)
+        stack.enter_context(known)
+        renamer, locator = open_names(source, known, clock, None, False, stack)
+        perf = stack.enter_context(Child(source, [*_FIELDS, *request.options]))
+        try:
+            count(perf, TextStacks(renamer, output, locator))
+            status = perf.status()
+        finally:
+            for line in renamer.report():
+                say(line)
+    documents = output.account.documents()
+    if status and not documents:
+        raise Failure(f"perf script failed (status {status}); see above")
+    return documents, status
 
 
 def _choose(documents: list[dict[str, Any]], event: str | None) -> dict[str, Any]:
@@ -255,49 +251,3 @@ def _why_none(found: dict[str, Any], pattern: str) -> str:
         "no sample went through a BPF program: none ran while perf sampled, or its frames have no"
         " names, which a history gives them: ksym record -- perf record -g"
     )
-
-
-def handler_call(
-    data: str | None,
-    history: locate.Choice,
-    form: str,
-    clock: str | None,
-    perf_options: tuple[str, ...],
-) -> tuple[list[str], dict[str, str]]:
-    """The call of perf script on our handler, and its environment.
-
-    The handler's own options may be added at its end. KsymError if perf cannot run it, or
-    ``perf_options`` do not begin with an option.
-    """
-    if perf_options and not perf_options[0].startswith("-"):
-        raise KsymError(
-            f"'{perf_options[0]}' is no option of perf script", "name a perf.data with -i"
-        )
-    package = package_folder()
-    call = ["perf", "script", *(("-i", data) if data else ()), "-s", handler(package)]
-    call += [*perf_options, "--", "--format", form]
-    found = locate.find(history, data)
-    if found is not None:
-        call += ["--history", found]
-    if history.boot is not None:
-        call += ["--boot", history.boot]
-    if clock is not None:
-        call += ["--clock", clock]
-    return call, {**os.environ, "KSYM_PACKAGE": package}
-
-
-def package_folder() -> str:
-    """The folder that holds this package."""
-    return os.path.dirname(os.path.dirname(os.path.abspath(ksym_plugin.__file__)))
-
-
-def handler(package: str) -> str:
-    """The script perf runs, from a checkout or from a wheel."""
-    for parts in (
-        ("contrib", "perf-script", "ksym_handler.py"),
-        ("ksym_plugin", "_contrib", "ksym_handler.py"),
-    ):
-        path = os.path.join(package, *parts)
-        if os.path.exists(path):
-            return path
-    raise KsymError(f"ksym_handler.py is missing from {package}", "install ksym-plugin again")

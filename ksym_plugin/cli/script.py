@@ -124,9 +124,7 @@ def command(
     request = Request(perf_options)
     if form != "text":
         request.refuse_for_stacks()
-    source = Input(data)
-    if source.path is None:
-        raise _no_data(source)
+    source = open_data(data)
     file = inputs.vmlinux_for_data(image, with_lines, source.recorded)
     with contextlib.ExitStack() as stack:
         known = session.open_session(history, source.path, source.recorded, clock)
@@ -143,7 +141,7 @@ def command(
                 used = locator if wants_lines else None
                 with _as_text(result) as stream:
                     counted = open_output(form, stream, _title(source), event, weight)
-                    _count(perf, TextStacks(renamer, counted, used))
+                    count(perf, TextStacks(renamer, counted, used))
             status = perf.status()
         finally:
             for line in renamer.report():
@@ -152,10 +150,14 @@ def command(
             raise click.exceptions.Exit(status)
 
 
-def _no_data(source: Input) -> KsymError:
+def open_data(path: str | None) -> Input:
+    """A perf.data. KsymError if there is none, or standard input is something else."""
+    source = Input(path)
+    if source.path is not None:
+        return source
     if source.start:
-        return KsymError("standard input is no perf.data", "perf's text is for: ksym annotate")
-    return KsymError("there is no perf.data here", "make one with perf record, or name it with -i")
+        raise KsymError("standard input is no perf.data", "perf's text is for: ksym annotate")
+    raise KsymError("there is no perf.data here", "make one with perf record, or name it with -i")
 
 
 def _print_text(perf: Child, printed: ScriptText, result: IO[bytes]) -> None:
@@ -166,7 +168,8 @@ def _print_text(perf: Child, printed: ScriptText, result: IO[bytes]) -> None:
     result.write(printed.close())
 
 
-def _count(perf: Child, stacks: TextStacks) -> None:
+def count(perf: Child, stacks: TextStacks) -> None:
+    """Count the samples of perf's text."""
     for piece in perf.pieces():
         stacks.read(piece)
     stacks.end()

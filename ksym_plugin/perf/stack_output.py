@@ -230,11 +230,11 @@ def _joined(samples: Iterable[tuple[Stack, float]]) -> list[tuple[Stack, float]]
 
 
 class ReportOutput:
-    """Samples by BPF program; see ``Account.documents``."""
+    """Samples by BPF program, in ``account``; printed as JSON where there is a ``stream``."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
-        self._account = Account()
+        self.account = Account()
 
     def user(self, _node: dict[str, Any]) -> int:
         return ELSEWHERE
@@ -249,7 +249,7 @@ class ReportOutput:
     ) -> int:
         if dso == BPF_MODULE or (name and is_bpf_name(name, dso)):
             # Code without a name, as classic BPF is, goes by what it is known to be.
-            return self._account.frame(name or BPF_MODULE, frame)
+            return self.account.frame(name or BPF_MODULE, frame)
         # What a virtual machine was at is not this kernel's time.
         return ELSEWHERE if dso.startswith("[guest") else KERNEL
 
@@ -261,12 +261,14 @@ class ReportOutput:
         return pieces
 
     def add(self, event: str, comm: str, _tid: int, _period: int, stack: list[int]) -> None:
-        self._account.add(event, comm, stack)
+        self.account.add(event, comm, stack)
 
     def close(self) -> None:
+        if self._stream is None:
+            return
         import json
 
-        json.dump(self._account.documents(), self._stream)
+        json.dump(self.account.documents(), self._stream)
         self._stream.write("\n")
         self._stream.flush()
 
