@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import mmap
 import os
 import stat
 import struct
@@ -44,10 +45,15 @@ RECORD_TRACING_DATA = 66
 _HEADER_FEATURE = 80
 _MISC_CPUMODE = 7
 _MISC_KERNEL = 1
+_MISC_USER = 2
 _MISC_MMAP_BUILD_ID = 1 << 14
 _KERNEL_MAP = b"[kernel.kallsyms]"
 _KERNEL_STARTS = (_KERNEL_MAP + b"_text", _KERNEL_MAP + b"_stext")
+_ADDRESS_AT = 16
 _PGOFF_AT = 32
+#: What perf takes for memory without a file, whose addresses it prints as they are (map__new in
+#: tools/perf/util/map.c).
+_NO_FILES = (b"//anon", b"/dev/zero", b"/anon_hugepage", b"/SYSV", b"/memfd:")
 #: Of a PERF_RECORD_HEADER_ATTR, where its perf_event_attr has the sample_type. A bit of that
 #: says that samples have a time, and others what of 8 bytes each stands before it.
 _SAMPLE_TYPE_AT = 32
@@ -302,6 +308,41 @@ def _read_kernel_map(records: bytes, recorded: Recorded, order: str) -> None:
             build_id = record[_MMAP_BUILD_ID_AT : _MMAP_BUILD_ID_AT + length]
             recorded.build_id = build_id.hex() or None
         return
+
+
+def user_maps(path: str | None) -> dict[str, set[tuple[int, int, int]]]:
+    """Where processes had files: the first address, that behind the last, and the offset in the
+    file, by the file's name. Nothing of what is no file, is compressed or cannot be read."""
+    maps: dict[str, set[tuple[int, int, int]]] = {}
+    try:
+        with open(path or "", "rb") as file:
+            header = Header(file)
+            start, size = (_PIPE_HEADER, sys.maxsize) if header.is_pipe else header.data
+            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+                _read_user_maps(content, start, start + size, header.order, maps)
+    except (OSError, struct.error, ValueError, OverflowError, DataError):
+        pass  # As in ``read``.
+    return maps
+
+
+def _read_user_maps(
+    content: mmap.mmap, at: int, end: int, order: str, maps: dict[str, set[tuple[int, int, int]]]
+) -> None:
+    record, place = struct.Struct(order + "IHH"), struct.Struct(order + "QQQ")
+    end = min(end, len(content) - place.size)
+    while at + record.size <= end:
+        kind, misc, size = record.unpack_from(content, at)
+        if size < record.size:
+            return
+        if kind in _MMAP_NAMES_AT and misc & _MISC_CPUMODE == _MISC_USER:
+            first, length, offset = place.unpack_from(content, at + _ADDRESS_AT)
+            name = content[at + _MMAP_NAMES_AT[kind] : at + size].partition(b"\0")[0]
+            if name == b"[vdso]" or (name[:1] == b"/" and not name.startswith(_NO_FILES)):
+                known = maps.setdefault(name.decode("utf-8", "surrogateescape"), set())
+                known.add((first, first + length, offset))
+        at += size
+        if kind == RECORD_TRACING_DATA:
+            at += size_behind(kind, content[at - size : at], 0, order)
 
 
 def is_core_map(kind: int, record: bytes) -> bool:

@@ -343,7 +343,7 @@ def _functions_at(node: Node, chain: Sequence[Node]) -> list[str]:
 def choose_output(options: Options, data_path: str | None, recorded: Recorded) -> Output:
     """What prints in the format asked for; the text's own columns need perf's header."""
     if options.format == "text":
-        return TextOutput(sys.stdout, recorded.width)
+        return TextOutput(sys.stdout, recorded.width, lambda: data.user_maps(data_path))
     from ksym_plugin.perf.stack_output import open_output
 
     name = os.path.basename(data_path or "") or "perf.data"

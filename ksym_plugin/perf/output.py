@@ -11,15 +11,19 @@ import contextlib
 import os
 import struct
 import sys
+from functools import lru_cache
 
 from ksym_plugin.stacks.names import file_name, for_terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any, Protocol, TextIO
 
     from ksym_plugin.timeline.symbols import Frame
 
+    #: Where files were: first address, end and offset, by name.
+    Maps = dict[str, set[tuple[int, int, int]]]
     #: What an output makes of a frame: a str or an int.
     Piece = Any
 
@@ -40,9 +44,12 @@ if TYPE_CHECKING:
         def close(self) -> None: ...
 
 
+_KERNEL_HALF = 1 << 63
 #: perf's sign that samples carry no CPU.
 _NO_CPU = 0xFFFF_FFFF
 _FLUSH = 1 << 16
+#: How many user addresses without a symbol are cached.
+_MOST_PLACES = 1 << 16
 _UNKNOWN = "[unknown]"
 #: What perf prints for the dso of a function that was inlined into the one below it.
 INLINED = "inlined"
@@ -59,15 +66,19 @@ class TextOutput:
 
     BPF frames have ``([bpf])`` for their dso, which readers of this format take for the
     kernel's. Names are printed as they are, as perf does it, but on a terminal without
-    control characters. ``width`` is that of the longest name of an event.
+    control characters. ``width`` is that of the longest name of an event. ``maps`` reads
+    ``data.user_maps``, once a user frame has a file and no symbol.
 
     A frame with a source location has it on a line below, as after ``perf script -F
     +srcline``, and a trampoline what it traces. The text of the source is left out: anyone
     may have written it, also so that it reads as a sample.
     """
 
-    def __init__(self, stream: TextIO, width: int = 0) -> None:
+    def __init__(self, stream: TextIO, width: int = 0, maps: Callable[[], Maps] = dict) -> None:
         self._stream = stream
+        self._read_maps = maps
+        self._maps: Maps | None = None
+        self._in_file = lru_cache(_MOST_PLACES)(self._place_in_file)
         self._width = width
         self._is_terminal = stream.isatty()
         self._parts: list[str] = []
@@ -75,14 +86,22 @@ class TextOutput:
         self._shapes: dict[bytes, _Shape] = {}
         self._tid_width = 5
 
-    def user(self, node: dict[str, Any]) -> str:
+    def user(self, node: dict[str, Any], dso: str = "") -> str:
         """A user frame of perf's callchain; perf prints it relative to its file."""
-        symbol, offset = node.get("sym"), node.get("sym_off")
+        symbol, offset, dso = node.get("sym"), node.get("sym_off"), dso or node.get("dso") or ""
         if symbol and offset is not None:
-            address = symbol["start"] + offset
-            return self.kernel(address, symbol["name"], offset, node.get("dso") or "")
-        name = symbol["name"] if symbol else ""
-        return self.kernel(node["ip"], name, None, node.get("dso") or "")
+            return self.kernel(symbol["start"] + offset, symbol["name"], offset, dso)
+        if symbol:
+            return self.kernel(node["ip"], symbol["name"], None, dso)
+        return self.kernel(self._in_file(node["ip"], dso), "", None, dso)
+
+    def _place_in_file(self, address: int, dso: str) -> int:
+        """A user address as perf prints it: within the file, if it is known where that was."""
+        if self._maps is None:
+            self._maps = self._read_maps()
+        places = self._maps.get(dso, ())
+        found = {address - start + at for start, end, at in places if start <= address < end}
+        return found.pop() if len(found) == 1 else address
 
     def kernel(
         self,
@@ -113,6 +132,7 @@ class TextOutput:
         if self._is_terminal:
             header = for_terminal(header)
         if shape.has_callchain:
+            self._mark_inlined(event.get("callchain") or (), pieces)
             # A chain that could not be taken is empty: perf then prints no frame at all.
             frames = pieces if event.get("callchain") or not shape.is_known else ()
             self._parts += (header, "\n", *frames, "\n")
@@ -121,6 +141,23 @@ class TextOutput:
         self._lines += len(pieces) + 1
         if self._lines * 64 >= _FLUSH:
             self._flush()
+
+    def _mark_inlined(self, chain: Sequence[dict[str, Any]], pieces: list[str]) -> None:
+        """Print inlined user functions as such: frames with the address of the one below them.
+
+        The last frame with an address is that of the function that is there.
+        """
+        addresses = [node.get("ip") for node in chain]
+        if len({*addresses}) == len(addresses):
+            return
+        around: object = None
+        for at in range(len(chain) - 1, -1, -1):
+            node = chain[at]
+            name = (node.get("sym") or {}).get("name")
+            if addresses[at : at + 1] != addresses[at + 1 : at + 2]:
+                around = name
+            elif name and name != around and node["ip"] < _KERNEL_HALF:
+                pieces[at] = self.user(node, INLINED)
 
     def close(self) -> None:
         """Print what is not yet printed."""

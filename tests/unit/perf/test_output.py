@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ksym_plugin.perf.data import user_maps
 from ksym_plugin.perf.output import TextOutput, say
 from tests.unit.perf_events import CALLCHAIN, SAMPLED, SECOND, TIME, attr, event, node
+from tests.unit.perf_files import GUEST_USER_MODE, MMAP, MMAP2, USER_MODE, PerfFile
 
 PLAIN = attr(sample_type=SAMPLED & ~CALLCHAIN)
 TIMELESS = attr(sample_type=SAMPLED & ~TIME)
@@ -83,6 +86,58 @@ def test_callchains() -> None:
         "\t           20a07 a+0x1(b)+0x0 ()\n"
         "\n"
         "demo     8     1.000000:     250000 cpu-clock: \n"
+        "\n"
+    )
+
+
+@pytest.mark.parametrize("form", ["file", "pipe"])
+@pytest.mark.parametrize("order", "<>")
+def test_a_user_frame_without_a_symbol_is_printed_by_its_place_in_the_file(
+    tmp_path: Path, form: str, order: str
+) -> None:
+    file = PerfFile(order=order)
+
+    def mapped(kind: int, start: int, offset: int, name: bytes, misc: int = USER_MODE) -> None:
+        rest = bytes(32) if kind == MMAP2 else b""
+        text = name + bytes(8 - len(name) % 8)
+        file.add(kind, file.pack("iiQQQ", 7, 7, start, 0x2000, offset) + rest + text, misc)
+
+    mapped(MMAP, 0x7F00_0000_0000, 0x3000, b"/x/lib")
+    mapped(MMAP2, 0x7F00_0001_0000, 0x5000, b"/x/lib")
+    mapped(MMAP2, 0x7F00_0002_0000, 0x1000, b"//anon")
+    # Two processes that had another part of a file at one place: which it was is open.
+    mapped(MMAP2, 0x7F00_0003_0000, 0x1000, b"/x/two")
+    mapped(MMAP2, 0x7F00_0003_0000, 0x2000, b"/x/two")
+    mapped(MMAP2, 0x7F00_0004_0000, 0x1000, b"/x/guest", GUEST_USER_MODE)
+    path = tmp_path / "perf.data"
+    path.write_bytes(getattr(file, form)())
+    places = [
+        (0x7F00_0000_0010, "/x/lib", 0x3010),
+        (0x7F00_0001_1FFF, "/x/lib", 0x6FFF),
+        (0x7F00_0001_2000, "/x/lib", 0x7F00_0001_2000),
+        (0x7F00_0000_0010, "/x/other", 0x7F00_0000_0010),
+        (0x7F00_0002_0010, "//anon", 0x7F00_0002_0010),
+        (0x7F00_0003_0010, "/x/two", 0x7F00_0003_0010),
+        (0x7F00_0004_0010, "/x/guest", 0x7F00_0004_0010),
+    ]
+    output = TextOutput(io.StringIO(), 0, lambda: user_maps(str(path)))
+    for address, name, shown in places:
+        assert output.user(node(address, dso=name)) == f"\t{shown:16x} [unknown] ({name})\n"
+
+
+def test_functions_that_perf_shows_as_inlined() -> None:
+    """As perf 6.1 printed such a stack, and one of a function that calls itself."""
+    base = 0x55B3_0000_0000
+    inner = [node(base + 0x1185, name, 0x25, "/h/a", base=base) for name in ("f", "g", "outer")]
+    again = [node(base + 0x1300, "again", 0x10, "/h/a", base=base)] * 2
+    assert text_of(event(*inner, *again, node(base + 0x1059, "main", 0x19, "/h/a", base=base))) == (
+        "demo     8     1.000000:     250000 cpu-clock: \n"
+        "\t            1185 f+0x25 (inlined)\n"
+        "\t            1185 g+0x25 (inlined)\n"
+        "\t            1185 outer+0x25 (/h/a)\n"
+        "\t            1300 again+0x10 (/h/a)\n"
+        "\t            1300 again+0x10 (/h/a)\n"
+        "\t            1059 main+0x19 (/h/a)\n"
         "\n"
     )
 
