@@ -88,7 +88,7 @@ def fold(
             folder.sums.add(sums)
             if renamer is not None and tally is not None:
                 renamer.tally.add(tally)
-                renamer.problem = renamer.problem or problem
+                renamer.namer.problem = renamer.namer.problem or problem
 
 
 def _send(fold_part: Callable[[], Folded], owner: Connection) -> None:
@@ -118,7 +118,7 @@ def _fold_part(how: FoldOptions, path: str, part: Range, naming: Naming) -> Fold
         folder.end()
         if renamer is None:
             return folder.sums, None, ""
-        return folder.sums, renamer.tally, renamer.problem
+        return folder.sums, renamer.tally, renamer.namer.problem
 
 
 def _say_nothing(_: str) -> None:

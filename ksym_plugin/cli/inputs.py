@@ -147,7 +147,7 @@ def live_renamer(text: Text, clock: str | None) -> Renamer:
     told = clock or text.clock
     if not session.is_of_now(text.origin(told, text.start(told is not None)), say):
         renamer = Renamer()
-        renamer.problem = _OF_ANOTHER_BOOT
+        renamer.namer.problem = _OF_ANOTHER_BOOT
         return renamer
     clocks = session.clocks_now()
     leeway = Leeway(-UNTOLD, UNTOLD) if told is None else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Union
 
-    from ksym_plugin.perf.repaint import Decision
+    from ksym_plugin.perf.namer import Decision
     from ksym_plugin.perf.text import FrameLine, Header
 
     #: A frame's part of a folded stack; the source of the frame above; or nothing.
@@ -39,8 +39,6 @@ _QUOTES = b"\"'"
 _PYTHON = b"py::"
 _UNKNOWN_TASK = b"[unknown]"
 _BRACKETED = re.compile(rb"\[[^\]]*\]")
-#: Digits of a period at the most.
-_LONGEST_COUNT = 18
 #: What has no file that addr2line could read.
 _NO_FILE = re.compile(rb"perf-\d+.map|kernel\.|\[[^\]]+\]")
 #: A line of nm; one without an address is of another file.
@@ -270,6 +268,7 @@ class Folder(StackReader):
         self.sums = Sums()
         self._options = options
         self._inliner = Inliner(options.context) if options.inline else None
+        self.by_function = not (options.addrs or options.inline)
 
     def _user(self, _line: bytes, frame: FrameLine) -> Piece:
         piece = self._inliner.expand(frame) if self._inliner is not None else b""
@@ -298,10 +297,7 @@ class Folder(StackReader):
             task += b"-%s/%s" % (header.pid or b"?", header.tid)
         elif how.pid:
             task += b"-" + (header.pid or b"?")
-        weight = 1
-        if not how.samples and header.period and len(header.period) <= _LONGEST_COUNT:
-            weight = int(header.period) or 1
-        self.sums.counts.count(header.event, (task, stack), weight)
+        self.sums.counts.count(header.event, (task, stack), 1 if how.samples else header.period)
 
     def _outside(self, line: bytes) -> None:
         self.sums.unparsed += text.is_junk(line)

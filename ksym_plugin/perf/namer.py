@@ -21,6 +21,7 @@ from ksym_plugin.timeline.symbols import (
     MODULE,
     NOT_LOADED,
     OTHER_BPF,
+    OUTSIDE_HISTORY,
     UNKNOWN_ADDRESS,
     VACANT,
     Frame,
@@ -59,6 +60,10 @@ _NOT_SHOWN = (
 #: How many of perf's names of the core image are compared with the running kernel's table, to
 #: tell whether samples are of this boot.
 _MOST_COMPARED = 64
+#: In less than this, in ns, nothing is loaded and unloaded again.
+_MOMENT = 10_000
+#: What is so at all times.
+_FIXED = (UNKNOWN_ADDRESS, AMONG_BPF, OUTSIDE_HISTORY)
 #: How many different errors are counted, and how much is kept of the text of each.
 _MOST_ERRORS = 16
 _LONGEST_ERROR = 100
@@ -268,7 +273,7 @@ class Namer:
         self._note(address, name, dso, offset)
         if is_bpf_name(name, dso) or (not name and self._running is not None):
             return False
-        answer = self._answer(address, window)
+        answer = resolve_within(self._resolver, address, window)
         if name and answer is AMONG_BPF:
             return not is_neighbour(name, dso)
         if name and isinstance(answer, Frame):
@@ -284,19 +289,12 @@ class Namer:
     ) -> Frame | Reason:
         """Who was there; the running system is asked too, if the frame wants a name."""
         self._note(address, name, dso, offset)
-        answer = self._answer(address, window)
+        answer = resolve_within(self._resolver, address, window)
         is_wanting = not name or is_bpf_name(name, dso)
         if self._running is not None and is_wanting and isinstance(answer, Reason):
             self._ask_running()
-            answer = self._answer(address, window)
+            answer = resolve_within(self._resolver, address, window)
         return answer
-
-    def _answer(self, address: int, window: tuple[int, int]) -> Frame | Reason:
-        """Who was there from the first to the last instant; COARSE if that has two answers."""
-        answer = self._resolver.resolve(address, window[0])
-        if window[0] == window[1]:
-            return answer
-        return _common(answer, self._resolver.resolve(address, window[1]))
 
     # The running system
 
@@ -324,15 +322,22 @@ class Namer:
         self._resolver = Resolver(self._lookup or lookup, statics)
 
 
-def _common(first: Frame | Reason, last: Frame | Reason) -> Frame | Reason:
-    """The answer that holds from the first to the last instant of a window."""
+def resolve_within(resolver: Resolver, address: int, window: tuple[int, int]) -> Frame | Reason:
+    """The answer that holds from the first to the last instant; COARSE if there are two."""
+    since, until = window
+    first = resolver.resolve(address, since)
+    if since == until:
+        return first
+    last = resolver.resolve(address, until)
     if isinstance(first, Frame) and isinstance(last, Frame):
         # Who was there at both ends was there in between; one of the same name need not be.
         is_one = first.lifetime is last.lifetime
         if is_one and first.name == last.name and first.offset == last.offset:
             return max(first, last, key=_doubtful)
         return COARSE
-    return first if first is last else COARSE
+    # Somebody may have come and gone meanwhile.
+    is_fixed = first in _FIXED or until - since < _MOMENT
+    return first if first is last and is_fixed else COARSE
 
 
 def _doubtful(frame: Frame) -> int:

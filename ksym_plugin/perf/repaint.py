@@ -7,70 +7,41 @@ sample of known lines passes in one piece.
 
 from __future__ import annotations
 
+from functools import partial
+
 from ksym_plugin.kernel.clocks import PERF
-from ksym_plugin.perf import namer, text
-from ksym_plugin.perf.namer import (
-    COARSE,
-    Tally,
-    format_dso,
-    format_name,
-    is_bpf_name,
-    is_core,
-    is_neighbour,
-    unnamed_dso,
-)
+from ksym_plugin.perf import text
+from ksym_plugin.perf.namer import Namer, format_name, is_bpf_name, is_core, located
 from ksym_plugin.perf.output import below
 from ksym_plugin.perf.text import INLINED, UNKNOWN, Cutter, FrameLine
 from ksym_plugin.stacks.names import decode_name, encode_name, strip_nul
-from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver
-from ksym_plugin.timeline.symbols import (
-    AMONG_BPF,
-    EXACT,
-    GRACE,
-    KERNEL,
-    OUTSIDE_HISTORY,
-    UNKNOWN_ADDRESS,
-    Frame,
-    Reason,
-    Symbol,
-)
+from ksym_plugin.timeline.resolver import FIRST_MARKER
+from ksym_plugin.timeline.symbols import UNKNOWN_ADDRESS, Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any, Optional, Union
+    from typing import Any
 
     from ksym_plugin.kernel.clocks import ClockMap
+    from ksym_plugin.perf.namer import Decision, Running
     from ksym_plugin.perf.text import Header
-    from ksym_plugin.timeline.resolver import Locator, Lookup, Statics
+    from ksym_plugin.timeline.resolver import Locator, Lookup
 
     #: What a reader makes of a frame, and of a whole stack.
     Piece = Any
     Whole = Any
-    #: What a frame is called: by what was recorded, or by perf, or it has no name.
-    Decision = Union[Frame, str, None]
-    #: The running system, asked for once and only if a frame wants it.
-    Running = Callable[[], tuple[Optional[Lookup], Optional[Statics]]]
 
 _KERNEL_HALF = 1 << 63
+_DIGITS = b"0123456789abcdef"
+#: Frames in perf's columns are lower if their addresses are.
+_UPPER_HALF = b"\t8"
 _GUEST = b"[guest."
 _VSYSCALL = b"[vsyscall]"
 #: perf's time of a sample that has none is 0 or all ones, by its version.
 _NO_TIME = 1 << 63
-#: In less than this, in ns, nothing is loaded and unloaded again.
-_MOMENT = 10_000
-#: What is so at all times.
-_FIXED = (UNKNOWN_ADDRESS, AMONG_BPF, OUTSIDE_HISTORY)
 #: A time that nothing covers.
 _OUTSIDE = (-1, -1)
-_CONTRADICTED = "the running system was not asked: perf's names in the text are not this kernel's"
-_NOT_SHOWN = (
-    "the running system was not asked: nothing in the text shows that it is of this boot"
-    " (name a history with -H)"
-)
-#: How many of perf's names of the core image are compared with the running kernel's table, to
-#: tell whether the text is of this boot.
-_MOST_COMPARED = 64
 #: Blank lines, which end a sample; a line of blanks is none.
 _BLANK = (b"", b"\r")
 #: Bounds of what is kept: lines, the longest of them, and bytes of whole stacks.
@@ -106,16 +77,13 @@ class Leeway:
 
 
 class Renamer:
-    """Decides the names of kernel frames, a sample after the other.
+    """Decides the names of kernel frames of text, a sample after the other.
 
     ``lookup`` with its ``clocks`` tells who was where, when; ``clock`` is that of the text, or
-    tells that of each event.
+    tells that of each event. ``running`` and ``doubt`` are a Namer's.
     ``leeway`` is for a clock that is not known for sure.
     ``follow``, for a history that is being written, waits until it covers a time; it
-    returns how far it goes now, and its clocks.
-    ``running`` gives the running system's lookup and static table, for frames that still
-    have no name; it is used only as long as perf's own names do not contradict it, and
-    with ``doubt`` only if one agrees. KsymError if times of ``clock`` cannot be placed.
+    returns how far it goes now, and its clocks. KsymError if times of ``clock`` cannot be placed.
     """
 
     def __init__(
@@ -128,25 +96,20 @@ class Renamer:
         follow: Callable[[int], tuple[int, ClockMap]] | None = None,
         leeway: Leeway | None = None,
     ) -> None:
-        self.tally = Tally()
-        #: Why the running system is not used, if so.
-        self.problem = ""
-        self._lookup = lookup
+        self.namer = Namer(lookup, running, doubt)
+        self.tally = self.namer.tally
+        self.report = self.namer.report
+        #: Whether anything but perf can have names.
+        self.knows = lookup is not None or running is not None
         self._clocks = clocks
         self._clock_by_event = None if clock is None or isinstance(clock, str) else clock
         self._clock = clock if isinstance(clock, str) else PERF
         if lookup is not None and clocks is not None:
             for name in set((self._clock_by_event or {b"": self._clock}).values()):
                 clocks.to_monotonic(name, 0)
-        self._running = running
-        self._knows = lookup is not None or running is not None
-        self._doubt = doubt
         self._follow = follow
         self._leeway = leeway
         self._covered = 0
-        self._has_modules = lookup is not None and lookup.has_modules
-        self._resolver = Resolver(lookup)
-        self._compared: dict[int, int] = {}
         self._header: Header | None = None
         self._window: tuple[int, int] | None = _OUTSIDE
 
@@ -156,49 +119,18 @@ class Renamer:
         self._window = None
 
     def decide(self, frame: FrameLine) -> tuple[Decision, str]:
-        """What a kernel frame is called, and the dso that is printed of it.
+        """What a kernel frame is called, and the dso that is printed of it, which may be empty.
 
-        The dso may be empty. perf's name of a frame has no marks that an earlier run left.
+        perf's name of a frame has no marks that an earlier run left.
         """
-        name, dso = perf_name(frame)
-        self._note(frame, name, dso)
-        answer = self._answer(frame.address)
-        is_wanting = not name or is_bpf_name(name, dso)
-        if self._running is not None and is_wanting and isinstance(answer, Reason):
-            self._ask_running()
-            answer = self._answer(frame.address)
-        if answer is COARSE and name:
-            self.tally.coarse += 1
-            return name, dso
-        decision = namer.decide(answer, name, dso, self.tally, self._has_modules)
-        if isinstance(decision, Frame):
-            return decision, format_dso(decision, dso)
-        return decision, dso if decision is not None else unnamed_dso(answer, name, dso)
-
-    def report(self) -> list[str]:
-        """The tally as text, and why the running system was not asked."""
-        return [*self.tally.lines(), *([self.problem] if self.problem else [])]
+        return self.namer.decide(*self._said(frame))
 
     def is_fixed(self, frame: FrameLine) -> bool:
-        """Whether perf's name of a kernel frame, or that it has none, holds at all times.
-
-        perf's name stands for the core image. Nameless is an address of which neither the
-        lookup nor the running system knows anything.
-        """
+        """Whether perf's name of a kernel frame, or that it has none, holds at all times."""
         name, dso = perf_name(frame)
-        self._note(frame, name, dso)
-        if not self._knows:
-            return True
-        if is_bpf_name(name, dso) or (self._follow and not (name and is_core(dso))):
+        if self._follow is not None and not (name and is_core(dso)):
             return False
-        if not name and self._running is not None:
-            return False
-        answer = self._answer(frame.address)
-        if name and answer is AMONG_BPF:
-            return not is_neighbour(name, dso)
-        if name and isinstance(answer, Frame):
-            return answer.module is None
-        return answer is UNKNOWN_ADDRESS
+        return not self.knows or self.namer.is_fixed(*self._said(frame))
 
     def count(self, standing: int, nameless: int) -> None:
         """Count frames that are the same at all times: named, and nameless."""
@@ -208,14 +140,11 @@ class Renamer:
             why = UNKNOWN_ADDRESS.text
             unknown[why] = unknown.get(why, 0) + nameless
 
-    def _answer(self, address: int) -> Frame | Reason:
-        """What is known of an address in the sample's window; COARSE if that has two answers."""
-        window = self._window
-        if window is None:
-            window = self._window = self._monotonic_window()
-        return resolve_within(self._resolver, address, window)
-
-    # Time
+    def _said(self, frame: FrameLine) -> tuple[int, tuple[int, int], str, str, int | None]:
+        """A frame's address, the window of its sample, and what perf says of it."""
+        if self._window is None:
+            self._window = self._monotonic_window()
+        return (frame.address, self._window, *perf_name(frame), frame.distance)
 
     def _monotonic_window(self) -> tuple[int, int]:
         """The sample's window in CLOCK_MONOTONIC."""
@@ -241,31 +170,6 @@ class Renamer:
             return earliest, latest
         return self._leeway.widen(earliest, latest)
 
-    # The running system
-
-    def _note(self, frame: FrameLine, name: str, dso: str) -> None:
-        """Note where a function of the core image begins, by perf."""
-        is_in_core = name and frame.offset and is_core(dso) and not is_bpf_name(name, dso)
-        if self._running is not None and is_in_core and len(self._compared) < _MOST_COMPARED:
-            self._compared[frame.address] = int(frame.offset, 16)
-
-    def _ask_running(self) -> None:
-        if self._doubt and not self._compared:
-            self.problem = _NOT_SHOWN
-            return
-        ask, self._running = self._running, None
-        if ask is None:
-            return
-        self.problem = ""
-        lookup, statics = ask()
-        if statics is None:  # There was a message that says why.
-            return
-        agreeing = _agreeing(self._compared, statics)
-        if agreeing < 0 or (self._doubt and not agreeing):
-            self.problem = _CONTRADICTED if agreeing < 0 else _NOT_SHOWN
-            return
-        self._resolver = Resolver(self._lookup or lookup, statics)
-
 
 def region(frame: FrameLine) -> int:
     """USER, BESIDE or PASSES of a frame for itself; what stands behind the user's is the user's.
@@ -288,41 +192,6 @@ def perf_name(frame: FrameLine) -> tuple[str, str]:
     name, dso = strip_nul(decode_name(frame.name)), strip_nul(dso)
     # A mark that an earlier run left.
     return (name.rstrip("?") if is_bpf_name(name.rstrip("?"), dso) else name), dso
-
-
-def resolve_within(resolver: Resolver, address: int, window: tuple[int, int]) -> Frame | Reason:
-    """The answer that holds from the first to the last instant; COARSE if there are two."""
-    since, until = window
-    first = resolver.resolve(address, since)
-    if since == until:
-        return first
-    last = resolver.resolve(address, until)
-    if isinstance(first, Frame) and isinstance(last, Frame):
-        # Who was there at both ends was there in between; one of the same name need not be.
-        is_one = first.lifetime is last.lifetime
-        if is_one and first.name == last.name and first.offset == last.offset:
-            return max(first, last, key=_doubtful)
-        return COARSE
-    # Somebody may have come and gone meanwhile.
-    is_fixed = first in _FIXED or until - since < _MOMENT
-    return first if first is last and is_fixed else COARSE
-
-
-def _doubtful(frame: Frame) -> int:
-    return (EXACT, GRACE).index(frame.certainty) if frame.certainty in (EXACT, GRACE) else 2
-
-
-def _agreeing(offsets: dict[int, int], statics: Statics) -> int:
-    """For how many more of perf's names than not a table has the same start of the function.
-
-    ``offsets`` are those of addresses in their functions, by perf.
-    """
-    agreeing = 0
-    for address, offset in offsets.items():
-        found = statics.find(address)
-        agrees = isinstance(found, Symbol) and found.start == address - offset
-        agreeing += 1 if agrees else -1
-    return agreeing
 
 
 def renamed(frame: FrameLine, decision: Decision, dso: str, has_offsets: bool = True) -> FrameLine:
@@ -350,21 +219,6 @@ def _rewritten(line: bytes, frame: FrameLine, other: FrameLine) -> bytes:
         return line
     file = b"" if other.dso is None else b" (%s)" % other.dso
     return b"".join((line[: frame.name_at], other.name, other.offset, file, line[frame.end :]))
-
-
-def located(
-    locator: Locator, frame: FrameLine, decision: Decision, dso: str, is_leaf: bool
-) -> Frame | None:
-    """A kernel frame with its source location, or what it traces; None if neither is known."""
-    if isinstance(decision, Frame):
-        return locator.locate(decision, is_leaf)
-    if decision is None or not is_core(dso):
-        return None
-    offset = int(frame.offset, 16) if frame.offset else None
-    location = locator.in_image(frame.address, offset, is_leaf)
-    if location is None:
-        return None
-    return Frame(frame.address, decision, offset or 0, None, KERNEL, EXACT, None, location)
 
 
 class NotWithin(Exception):
@@ -417,6 +271,8 @@ class StackReader:
 
     #: Whether a subclass wants the time of samples.
     needs_time = False
+    #: Whether it makes the same of all frames of a user's function, whatever their addresses.
+    by_function = True
 
     def __init__(self, renamer: Renamer, locator: Locator | None = None) -> None:
         self._renamer = renamer
@@ -431,10 +287,12 @@ class StackReader:
         self._stacks: dict[bytes, Stack] = {}
         self._kept = 0
         self._beyond = _Lines(self._in_user_part)
-        self._callers = _Lines(lambda line: self._in_kernel_part(line, False))
+        #: What was made of lines without their addresses and offsets.
+        self._functions: dict[bytes, Piece] = {}
+        self._callers = _Lines(partial(self._in_kernel_part, is_leaf=False))
         self._leaves = self._callers
         if locator is not None:  # A leaf's source line is not that of a caller.
-            self._leaves = _Lines(lambda line: self._in_kernel_part(line, True))
+            self._leaves = _Lines(partial(self._in_kernel_part, is_leaf=True))
 
     # For a subclass
 
@@ -505,9 +363,10 @@ class StackReader:
         """Take a sample that a blank line follows; False, and nothing done, if it is none."""
         first, _, below = sample.partition(b"\n")
         header = self._headers.find(first)
-        if header is None or not below or header.payload.endswith(b")"):
+        if header is None or not below or (header.payload and header.payload.endswith(b")")):
             return False
-        self._end()
+        if self._header is not None or self._stack.pieces:
+            self._end()
         stack = self._stacks.get(below)
         if stack is None:
             stack = self._take_in(first, below)
@@ -526,7 +385,8 @@ class StackReader:
     def _take_in(self, first: bytes, below: bytes) -> Stack | None:
         """A stack that was not met before; None if lines are among it that are of no stack."""
         stack = Stack()
-        self._renamer.begin(text.header(first))
+        if self._renamer.knows:
+            self._renamer.begin(text.header(first))
         try:
             self._extend(stack, below.split(b"\n"))
         except NotWithin:
@@ -577,7 +437,8 @@ class StackReader:
 
     def _begin(self, header: Header, line: bytes) -> Piece:
         """A sample begins; what was made of the frame that may stand behind its header."""
-        self._end()
+        if self._header is not None or self._stack.pieces:
+            self._end()
         self._is_start = False
         self._header = header
         self._renamer.begin(header)
@@ -604,8 +465,6 @@ class StackReader:
     def _end(self) -> None:
         """The sample at hand has ended, if there is one."""
         header, stack = self._header, self._stack
-        if header is None and not stack.pieces:
-            return
         self._header, self._stack = None, Stack()
         self._renamer.begin(None)
         self._renamer.count(stack.standing, stack.nameless)
@@ -619,9 +478,10 @@ class StackReader:
         pieces = stack.pieces
         at = 0
         for line in lines if stack.in_kernel else ():
+            if line < _UPPER_HALF and line.endswith(b")"):
+                break
             kind, piece, frame = (self._callers if pieces else self._leaves)[line]
             if kind == USER:
-                stack.in_kernel = False
                 break
             at += 1
             if kind == PASSES:
@@ -629,7 +489,9 @@ class StackReader:
             stack.standing += kind == STANDS
             stack.nameless += kind == NAMELESS
             pieces.append(piece)
-        pieces.extend(map(self._beyond.__getitem__, lines[at:]))
+        if at < len(lines):
+            pieces.extend(map(self._beyond.__getitem__, lines[at:]))
+            stack.in_kernel = False
 
     def _in_kernel_part(self, line: bytes, is_leaf: bool) -> tuple[int, Piece, FrameLine | None]:
         frame = _frame_within(line)
@@ -646,8 +508,36 @@ class StackReader:
         return kind, self._kernel(line, frame, name or None, dso, is_leaf), None
 
     def _in_user_part(self, line: bytes) -> Piece:
+        function = _function(line) if self.by_function else line
+        piece = self._functions.get(function)
+        if piece is not None:
+            return piece
         frame = _frame_within(line)
-        return self._beside(line) if frame is None else self._user(line, frame)
+        if frame is None:
+            return self._beside(line)
+        piece = self._user(line, frame)
+        # Only if the parser agrees on where the name ends: names may hold such numbers.
+        if function in (line[17:], b" %s\n (%s)" % (frame.name, frame.dso or b"")):
+            if len(self._functions) >= _MOST_LINES:
+                self._functions.clear()
+            self._functions[function] = piece
+        return piece
+
+
+def _function(line: bytes) -> bytes:
+    """A frame in perf's columns without address and offset, the line itself if it is none.
+
+    The user's frames that are equal in that are of one function.
+    """
+    if not line < _UPPER_HALF or line[16:18].strip(_DIGITS) != b" ":
+        return line
+    if line[1:16].lstrip(b" ").strip(_DIGITS):
+        return line
+    plus = line.rfind(b"+0x")
+    end = line.find(b" (", plus)
+    if plus < 0 or end < plus + 4 or line[plus + 3 : end].strip(_DIGITS):
+        return line[17:]
+    return b"%s\n%s" % (line[17:plus], line[end:])
 
 
 def _frame_within(line: bytes) -> FrameLine | None:
@@ -668,6 +558,8 @@ class Annotator(StackReader):
 
     With a ``locator`` a kernel frame's source location stands on a line below it.
     """
+
+    by_function = False
 
     def __init__(self, renamer: Renamer, locator: Locator | None = None) -> None:
         super().__init__(renamer, locator)
@@ -702,7 +594,7 @@ class Annotator(StackReader):
         line = _rewritten(line, frame, renamed(frame, decision, dso, self.has_offsets))
         if self._locator is None:
             return line
-        known = located(self._locator, frame, decision, dso, is_leaf)
+        known = located(self._locator, frame.address, frame.distance, decision, dso, is_leaf)
         source = b"" if known is None else encode_name(below(known).rstrip("\n"))
         return line + b"\n" + source if source else line
 

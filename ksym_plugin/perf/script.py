@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from typing import IO
 
     from ksym_plugin.perf.data import Recorded
-    from ksym_plugin.perf.repaint import Decision, Renamer
+    from ksym_plugin.perf.namer import Decision
+    from ksym_plugin.perf.repaint import Renamer
     from ksym_plugin.perf.session import Session
     from ksym_plugin.timeline.resolver import Locator
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from ksym_plugin.perf.namer import format_name, is_bpf_name
+from ksym_plugin.perf.namer import format_name, is_bpf_name, located
 from ksym_plugin.perf.output import say, write
-from ksym_plugin.perf.repaint import StackReader, located, perf_name
+from ksym_plugin.perf.repaint import StackReader, perf_name
 from ksym_plugin.stacks import flamegraph, speedscope
 from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account, describe
 from ksym_plugin.stacks.folded import frame_of, kernel_frame
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, TextIO, Union
 
-    from ksym_plugin.perf.repaint import Decision, Renamer, Whole
+    from ksym_plugin.perf.namer import Decision
+    from ksym_plugin.perf.repaint import Renamer, Whole
     from ksym_plugin.perf.text import FrameLine, Header
     from ksym_plugin.stacks.frames import Stack
     from ksym_plugin.timeline.resolver import Locator
@@ -307,8 +308,8 @@ class TextStacks(StackReader):
     ) -> int:
         known = decision if isinstance(decision, Frame) else None
         if self._locator is not None:
-            known = located(self._locator, frame, decision, dso, is_leaf)
-        offset = int(frame.offset, 16) if frame.offset else None
+            known = located(self._locator, frame.address, frame.distance, decision, dso, is_leaf)
+        offset = frame.distance
         if isinstance(decision, Frame):
             offset, decision = decision.offset, format_name(decision)
         return self._output.kernel(frame.address, decision or "", offset, dso, known)
@@ -317,13 +318,13 @@ class TextStacks(StackReader):
         return self._output.stack([piece for piece in pieces if piece is not None])
 
     def _sample(self, header: Header, stack: Whole, _line: bytes) -> None:
-        decoded, period = self._decoded, header.period
+        decoded = self._decoded
         tid = int(header.tid) if len(header.tid) <= _LONGEST_NUMBER and header.tid else -1
         self._output.add(
             decoded[header.event],
             decoded[header.comm],
             tid,
-            int(period) if period and len(period) <= _LONGEST_NUMBER else 1,
+            header.period,
             stack,
         )
 

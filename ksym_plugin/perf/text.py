@@ -44,12 +44,16 @@ RECORD = b"PERF_RECORD_"
 
 _ADDRESS = re.compile(rb"[ \t]*([0-9a-f]{1,16})[ \t]")
 _OFFSET = re.compile(rb"\+0x[0-9a-f]+\Z")
+#: A frame as perf prints most of them, at a glance: its file's name has no parenthesis.
+_FRAME = re.compile(rb"\t *([0-9a-f]{1,16})(?<=\t.{16}) (\S.*) \(([^()]*)\)", re.DOTALL)
 #: perf right-aligns addresses in 16 columns, after a tab in a callchain.
 _ALIGNED = 17
 #: What can be an address in a payload. Numbers that are shorter than ``_LONG`` and stand in no
 #: column are mostly something else.
 _WORD = re.compile(rb"(?<![^ \t])[0-9a-f]{1,16}(?=[ \t])")
 _LONG = 9
+#: Digits of a number at the most.
+_LONGEST_NUMBER = 18
 #: How many beginnings of headers, and what stood behind their times, are kept.
 _MOST_HEADERS = 1 << 12
 #: The cache of what follows the time: how many texts, and the longest.
@@ -124,7 +128,11 @@ class Header:
         self.tid = tid
         self.seconds = seconds
         self.fraction = fraction
-        self.period, self.event, self.payload = event
+        #: 1 where none is printed.
+        self.period = 1
+        period, self.event, self.payload = event
+        if period and len(period) <= _LONGEST_NUMBER:
+            self.period = int(period) or 1
 
     def window(self) -> tuple[int, int] | None:
         """First and last ns that the time can stand for: perf cuts it off after the last digit."""
@@ -157,6 +165,11 @@ class FrameLine:
     @property
     def address(self) -> int:
         return int(self.digits, 16)
+
+    @property
+    def distance(self) -> int | None:
+        """How far behind the beginning of its symbol; None where perf does not tell."""
+        return int(self.offset, 16) if self.offset else None
 
 
 def header(line: bytes) -> Header | None:
@@ -287,6 +300,10 @@ _cached_event = lru_cache(_MOST_EVENTS)(_read_event)
 
 def frame(line: bytes) -> FrameLine | None:
     """The frame that a line is, or None."""
+    found = _FRAME.fullmatch(line)
+    if found is not None:
+        digits, symbol, dso = found.groups()
+        return _frame(digits, symbol, dso, _ALIGNED + 1, len(line))
     found = _ADDRESS.match(line)
     return None if found is None else _frame_at(line, found.start(1), found.end(1))
 
@@ -320,11 +337,14 @@ def _frame_at(line: bytes, start: int, stop: int) -> FrameLine | None:
         dso, symbol_end = line[opening + 1 : end - 1], opening - 1
     symbol = line[stop:symbol_end].lstrip(_BLANKS)
     name_at = symbol_end - len(symbol)
-    offset = _OFFSET.search(symbol)
-    if offset is None:
+    return _frame(digits, symbol, dso, name_at, end)
+
+
+def _frame(digits: bytes, symbol: bytes, dso: bytes | None, name_at: int, end: int) -> FrameLine:
+    at = symbol.rfind(b"+0x")
+    if at < 0 or not _OFFSET.match(symbol, at):
         return FrameLine(digits, name_at, symbol, b"", dso, end)
-    name = symbol[: offset.start()].rstrip(_BLANKS)
-    return FrameLine(digits, name_at, name, offset[0], dso, end)
+    return FrameLine(digits, name_at, symbol[:at].rstrip(_BLANKS), symbol[at:], dso, end)
 
 
 def _opening(line: bytes, start: int, end: int) -> int | None:

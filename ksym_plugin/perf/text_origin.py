@@ -18,7 +18,7 @@ from ksym_plugin.history import locate
 from ksym_plugin.history.locate import Origin
 from ksym_plugin.kernel.clocks import BOOTTIME, CLOCKS, MONOTONIC, PERF, REALTIME
 from ksym_plugin.perf.data import MAGIC
-from ksym_plugin.perf.namer import COARSE, is_bpf_name, is_core
+from ksym_plugin.perf.namer import COARSE, is_bpf_name, is_core, resolve_within
 from ksym_plugin.perf.output import say
 from ksym_plugin.perf.repaint import (
     PASSES,
@@ -27,7 +27,6 @@ from ksym_plugin.perf.repaint import (
     StackReader,
     perf_name,
     region,
-    resolve_within,
 )
 from ksym_plugin.perf.session import open_history
 from ksym_plugin.perf.text import BOM
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from ksym_plugin.history.locate import Choice
     from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.kernel.clocks import ClockMap
-    from ksym_plugin.perf.repaint import Decision
+    from ksym_plugin.perf.namer import Decision
     from ksym_plugin.perf.session import Session
     from ksym_plugin.perf.text import FrameLine, Header
 

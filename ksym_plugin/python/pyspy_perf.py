@@ -15,7 +15,7 @@ from ksym_plugin.perf.repaint import Renamer, StackReader, renamed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ksym_plugin.perf.repaint import Decision
+    from ksym_plugin.perf.namer import Decision
     from ksym_plugin.perf.text import FrameLine, Header
 
 #: In what perf script prints for ``--header``.

@@ -106,7 +106,7 @@ def test_headers(
     assert header is not None
     assert (header.comm, header.pid, header.tid) == (comm, pid, tid)
     assert header.window() == window
-    assert (header.period, header.event, header.payload) == (period, event, payload)
+    assert (header.period, header.event, header.payload) == (int(period or b"1"), event, payload)
 
 
 @pytest.mark.parametrize(
