@@ -233,6 +233,16 @@ class Log:
     def tids(self) -> set[int]:
         return {tid for _, tid, _ in self.locks}
 
+    def add(self, time: int, message: bytes) -> None:
+        """Take in what py-spy logged at a time."""
+        lock = _LOCK.match(message)
+        if lock is not None:
+            self.locks.append((time, int(lock[2]), lock[1] == b"attached to"))
+        elif message.startswith(_NAMES):
+            self.named.append(time)
+        elif message.startswith(_FAILED):
+            self.errors += 1
+
 
 def parse_log(lines: Iterable[bytes]) -> Log:
     """Read a log; lines that are none of those expected are passed over."""
@@ -240,7 +250,7 @@ def parse_log(lines: Iterable[bytes]) -> Log:
     for line in lines:
         found = _LINE.match(line)
         if found is not None:
-            _add_event(log, _time(found), found[8])
+            log.add(_time(found), found[8])
             continue
         setting = _SETTING.match(line)
         if setting is not None:
@@ -256,16 +266,6 @@ def _time(found: re.Match[bytes]) -> int:
     *parts, fraction = (found[number] for number in range(1, 8))
     seconds = calendar.timegm((*map(int, parts), 0, 0, 0))
     return seconds * _SECOND + int(fraction.ljust(9, b"0"))
-
-
-def _add_event(log: Log, time: int, message: bytes) -> None:
-    lock = _LOCK.match(message)
-    if lock is not None:
-        log.locks.append((time, int(lock[2]), lock[1] == b"attached to"))
-    elif message.startswith(_NAMES):
-        log.named.append(time)
-    elif message.startswith(_FAILED):
-        log.errors += 1
 
 
 def rounds(log: Log, tids: Collection[int] | None = None) -> list[Round]:

@@ -16,7 +16,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import takewhile, zip_longest
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from ksym_plugin.python import pyspy
@@ -253,7 +253,7 @@ class Matcher:
         return Found(shared, False)
 
 
-def _common(stacks: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _common(stacks: Iterable[Sequence[str]]) -> tuple[str, ...]:
     """The callers that all stacks have in common."""
     return tuple(
         frames[0] for frames in takewhile(lambda frames: len(set(frames)) == 1, zip(*stacks))
@@ -262,26 +262,18 @@ def _common(stacks: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 def _with_native(stacks: Sequence[Stack]) -> tuple[str, ...]:
     """The frames of stacks with the same Python frames, with the native ones that all have."""
-    if all(stack is stacks[0] for stack in stacks):
-        return tuple(text for text, _ in stacks[0].frames)
-    parts = [_segments(stack) for stack in stacks]
-    frames: list[str] = []
-    for segments, python in zip_longest(zip(*parts), stacks[0].python):
-        frames += _common(segments)
-        if python is not None:
-            frames.append(python)
-    return tuple(frames)
+    parts = zip(*map(_segments, stacks))
+    return tuple(frame for segments in parts for frame in _common(segments))
 
 
-def _segments(stack: Stack) -> list[tuple[str, ...]]:
-    """The native frames before each Python frame, and after the last."""
+def _segments(stack: Stack) -> list[list[str]]:
+    """The native frames before the first Python frame; then each of those, with what it called."""
     segments: list[list[str]] = [[]]
     for text, is_python in stack.frames:
         if is_python:
             segments.append([])
-        else:
-            segments[-1].append(text)
-    return [tuple(segment) for segment in segments]
+        segments[-1].append(text)
+    return segments
 
 
 @dataclass
