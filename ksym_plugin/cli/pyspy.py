@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import subprocess
 import tempfile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +16,7 @@ from ksym_plugin.cli.pyspy_record import Command, RecordingInfo, load_info
 from ksym_plugin.cli.signals import Signals
 from ksym_plugin.history import locate
 from ksym_plugin.perf.data import MAGIC
+from ksym_plugin.perf.script import Child, Input
 from ksym_plugin.perf.text_origin import Text, open_renamer
 from ksym_plugin.python import pyspy, pyspy_match, pyspy_perf
 from ksym_plugin.stacks import flamegraph as picture
@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 DEFAULT_OUTPUT = "pyspy.speedscope.json"
 _SECONDS = 10.0
-_SCRIPT = [
-    *("perf", "script", "--ns", "--header"),
-    *("-F", "comm,pid,tid,time,event,ip,sym,symoff,dso"),
-]
+_SCRIPT_OPTIONS = ("--ns", "--header", "-F", "comm,pid,tid,time,event,ip,sym,symoff,dso")
 _MONOTONIC_REMEDY = "record with: perf record -k CLOCK_MONOTONIC"
 
 
@@ -352,18 +349,9 @@ def _perf_text(path: str) -> Iterator[Text]:
         if not is_data:
             yield Text(file)
             return
-    call = [*_SCRIPT, "-i", path]
-    try:
-        child = subprocess.Popen(
-            call, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-    except OSError as error:
-        raise KsymError(
-            f"perf cannot be run ({error.strerror})",
-            "install it, or give the text that perf script --ns --header prints elsewhere",
-        ) from error
-    with child:
-        if child.stdout is not None:
-            yield Text(child.stdout)
-    if child.returncode:
-        raise KsymError(f"perf script cannot read {path}", f"see: {' '.join(call)}")
+    with Child(Input(path), _SCRIPT_OPTIONS) as perf:
+        if perf.stdout is not None:
+            yield Text(perf.stdout)
+        if perf.status():
+            call = ("perf script -i", path, *_SCRIPT_OPTIONS)
+            raise KsymError(f"perf script cannot read {path}", f"see: {' '.join(call)}")

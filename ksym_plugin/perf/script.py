@@ -413,6 +413,7 @@ class Child:
                 f"perf cannot be run ({error.strerror})",
                 "install it (Debian: apt install linux-perf)",
             ) from None
+        self.stdout = self._child.stdout
         if self._child.stdin is not None:
             feed = (self._child.stdin, source)
             threading.Thread(target=_feed, args=feed, daemon=True).start()
@@ -423,12 +424,12 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self._child.terminate()
         self._child.wait()
-        if self._child.stdout is not None:
-            self._child.stdout.close()
+        if self.stdout is not None:
+            self.stdout.close()
 
     def pieces(self) -> Iterator[bytes]:
         """What it prints, each piece as soon as it is there."""
-        while self._child.stdout and (piece := os.read(self._child.stdout.fileno(), _PIECE)):
+        while self.stdout and (piece := os.read(self.stdout.fileno(), _PIECE)):
             yield piece
 
     def status(self) -> int:
