@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from ksym_plugin.perf.namer import Tally, decide, format_name, is_bpf_name, unnamed_dso
+from ksym_plugin.perf.namer import Namer, Tally, decide, format_name, is_bpf_name, unnamed_dso
 from ksym_plugin.stacks.names import strip_nul
+from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
 from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
     AMONG_BPF,
@@ -18,12 +22,17 @@ from ksym_plugin.timeline.symbols import (
     IN_MODULE,
     KERNEL,
     LOST,
+    MODULE,
     NOT_LOADED,
     OUTSIDE_HISTORY,
     UNKNOWN_ADDRESS,
     Frame,
+    Lifetime,
+    Load,
     Reason,
+    Symbol,
 )
+from tests.unit.helpers import load
 
 A, B = "bpf_prog_00000000000000aa_a", "bpf_prog_00000000000000bb"
 START = 0xFFFF_FFFF_C000_0000
@@ -50,30 +59,6 @@ def counted(answer: Frame | Reason, name: str, dso: str) -> tuple[object, str]:
     return held, count
 
 
-@pytest.mark.parametrize(
-    "name, dso, count",
-    [
-        (A, A, "confirmed"),
-        (A, "[bpf]", "confirmed"),
-        (B, B, "renamed"),
-        ("_einittext", "[kernel.kallsyms]", "renamed"),
-        ("", "[kernel.kallsyms]", "added"),
-        ("", "", "added"),
-    ],
-)
-def test_the_history_decides_where_it_knows(name: str, dso: str, count: str) -> None:
-    frame = bpf(A)
-    assert counted(frame, name, dso) == (frame, count)
-
-
-@pytest.mark.parametrize("reason", [NOT_LOADED, AMBIGUOUS])
-@pytest.mark.parametrize(
-    "name, dso", [(A, A), (B, "[kernel.kallsyms]"), ("odd_image", "odd_image")]
-)
-def test_a_program_that_was_not_there_loses_its_name(reason: Reason, name: str, dso: str) -> None:
-    assert counted(reason, name, dso) == (None, "withdrawn")
-
-
 @pytest.mark.parametrize("reason", [NOT_LOADED, AMBIGUOUS])
 @pytest.mark.parametrize("name", ["ksys_read", "bpf_prog_run", "bpf_prog_00", "bpf_test_run"])
 def test_a_kernel_function_keeps_its_name(reason: Reason, name: str) -> None:
@@ -84,14 +69,6 @@ def test_a_kernel_function_keeps_its_name(reason: Reason, name: str) -> None:
 def test_where_the_history_knows_nothing_perf_s_name_stands(reason: Reason) -> None:
     assert counted(reason, "ksys_read", "[kernel.kallsyms]") == ("ksys_read", "confirmed")
     assert counted(reason, "", "[kernel.kallsyms]") == (None, "unknown")
-
-
-@pytest.mark.parametrize(
-    "reason, held",
-    [(OUTSIDE_HISTORY, A), (LOST, A + "?"), (UNKNOWN_ADDRESS, A), (HIDDEN, A)],
-)
-def test_a_program_that_nobody_vouches_for(reason: Reason, held: str) -> None:
-    assert counted(reason, A, A) == (held, "unverified")
 
 
 @pytest.mark.parametrize(
@@ -231,3 +208,113 @@ def test_a_module_s_name_that_does_not_hold_is_not_called_bpf() -> None:
     assert decide(NOT_LOADED, "nft_do_chain", "[nf_tables]", tally, True) is None
     assert unnamed_dso(NOT_LOADED, "nft_do_chain", "[nf_tables]") == ""
     assert tally.unknown == {UNKNOWN_ADDRESS.text: 1}
+
+
+# The table of docs/how-it-works.md
+
+VMLINUX, NFT = "[kernel.kallsyms]", "[nf_tables]"
+THEN = 5_000_000_000
+
+
+class Said:
+    """A lookup that has one answer for the beginning of time and one for what follows."""
+
+    extent = 0
+
+    def __init__(self, *answers: object, has_modules: bool = False) -> None:
+        self._answers = answers
+        self.has_modules = has_modules
+
+    def at(self, _address: int, time_ns: int) -> object:
+        return self._answers[0 if time_ns <= THEN else -1]
+
+
+def program(name: str, certainty: str = EXACT) -> tuple[Lifetime, str]:
+    return Lifetime(load(START, 64, name, 0)), certainty
+
+
+def module(*names: str) -> tuple[Lifetime, str]:
+    """A module whose function at START has all of these names."""
+    symbol = Symbol(START, START + 0x1000, "[nf_tables]", MODULE, "nf_tables")
+    functions = PackedFunctions(pack_functions([(0, 64, name) for name in names]))
+    return Lifetime(Load(symbol, 0, 0, functions=functions)), EXACT
+
+
+HELD, PERF_S, NONE = "the history's", "perf's", "`[unknown]`"
+#: perf's name and dso, what the lookup answers, the name and dso that are printed.
+ROWS = {
+    ("a name", "the same"): [(A, A, Said(program(A)), A, "[bpf]")],
+    ("a name", "another BPF symbol"): [
+        (B, B, Said(program(A)), A, "[bpf]"),
+        ("_einittext", VMLINUX, Said(program(A)), A, "[bpf]"),
+    ],
+    ("nothing", "a symbol"): [
+        ("", VMLINUX, Said(program(A)), A, "[bpf]"),
+        ("", "", Said(module("nft_do")), "nft_do", NFT),
+    ],
+    ("nothing, or a BPF neighbour's name", "no symbol, but BPF programs around it"): [
+        ("", VMLINUX, Said((None, AMONG_BPF)), "", "[bpf]"),
+        ("bpf_dispatcher_xdp", VMLINUX, Said((None, AMONG_BPF)), "", "[bpf]"),
+    ],
+    ("a BPF name", "nothing was there, or it cannot tell which of two"): [
+        (A, A, Said((None, NOT_LOADED)), "", "[bpf]"),
+        (A, A, Said((None, AMBIGUOUS)), "", ""),
+    ],
+    ("a BPF name", "changes were lost then"): [(A, A, Said((None, LOST)), A + "?", A)],
+    ("a BPF name", "the time is not covered"): [(A, A, Said((None, OUTSIDE_HISTORY)), A, A)],
+    ("a name of the kernel or a module", "nothing of BPF was there, or is no longer"): [
+        ("ksys_read", VMLINUX, Said((None, UNKNOWN_ADDRESS)), "ksys_read", VMLINUX),
+        ("ksys_read", VMLINUX, Said((None, NOT_LOADED)), "ksys_read", VMLINUX),
+        ("nf_hook", NFT, Said(program(A, GRACE)), "nf_hook", NFT),
+    ],
+    ("a name of a module", "one of that function's names"): [
+        ("nft_alias", NFT, Said(module("nft_do", "nft_alias"), has_modules=True), "nft_alias", NFT)
+    ],
+    ("a name of a module", "another function, or another module's"): [
+        ("nft_other", NFT, Said(module("nft_do"), has_modules=True), "nft_do", NFT)
+    ],
+    ("a name of a module", "modules are kept, and none was there, or none of its functions"): [
+        ("nft_do", NFT, Said((None, NOT_LOADED), has_modules=True), "", ""),
+        ("nft_do", NFT, Said(module(), has_modules=True), "", ""),
+    ],
+    ("a name", "another symbol within what perf prints of the time"): [
+        (A, A, Said(program(B), program(A)), A, A)
+    ],
+}
+WORDS = {
+    "confirmed": "confirmed",
+    "renamed": "renamed",
+    "newly named": "added",
+    "unverified": "unverified",
+    "as perf had them": "coarse",
+}
+
+
+def table() -> dict[tuple[str, str], tuple[str, str]]:
+    """What is printed, and how it is counted, by what perf and the history say."""
+    text = (Path(__file__).parents[3] / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"\| perf says \|.*\n\|---.*\n((?:\|.*\n)+)", text)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines.splitlines()]
+    return {(one, other): (printed, counted) for one, other, printed, counted in cells}
+
+
+def test_every_row_of_the_table_has_a_case() -> None:
+    assert list(table()) == list(ROWS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=": ".join)
+def test_what_is_printed_and_how_it_is_counted(row: tuple[str, str]) -> None:
+    printed, counted = table()[row]
+    for name, dso, lookup, shown, shown_dso in ROWS[row]:
+        namer = Namer(lookup)
+        window = (THEN, THEN + ("within" in row[1]))
+        decision, where = namer.decide(START + 4, window, name, dso, 4)
+        text = format_name(decision) if isinstance(decision, Frame) else decision or ""
+        assert (text, where) == (shown, shown_dso)
+        assert printed.startswith("`[unknown]") == (not text)
+        assert ("`?`" in printed) == text.endswith("?")
+        if printed in (HELD, PERF_S):
+            assert (text == name) == (printed == PERF_S)
+        counts = {count: number for count, number in vars(namer.tally).items() if number}
+        counts.pop("bpf", None), counts.pop("withdrawn", None)
+        assert list(counts) == [WORDS.get(counted, "unknown")]
