@@ -49,6 +49,8 @@ KERNEL_DSO = "[kernel.kallsyms]"
 UNCERTAIN = "?"
 #: Why an address among BPF code has no symbol: what is there is BPF's, if it is no module's.
 _UNNAMED_BPF = (AMONG_BPF, NOT_LOADED)
+#: Where what was recorded is silent, or not sure, perf's name counts.
+LEFT_TO_PERF = (*_UNNAMED_BPF, LOST, OUTSIDE_HISTORY)
 #: What the kernel announces to perf as it does BPF, and not to most of a history's sources:
 #: copies of what kprobes are on, and ftrace's trampolines (``perf_event_ksymbol``).
 _OUT_OF_LINE = ("kprobe_insn_page", "kprobe_optinsn_page", "ftrace_trampoline")
@@ -180,7 +182,7 @@ def is_module(dso: str) -> bool:
     return ".ko" in dso.rpartition("/")[2]
 
 
-def decide(
+def weigh(
     answer: Frame | Reason, name: str, dso: str, tally: Tally, has_modules: bool = False
 ) -> Frame | str | None:
     """The frame that holds, or perf's ``name`` where that stands, or None for no name.
@@ -257,7 +259,7 @@ class Namer:
         if answer is COARSE and name:
             self.tally.coarse += 1
             return name, dso
-        decision = decide(answer, name, dso, self.tally, self._has_modules)
+        decision = weigh(answer, name, dso, self.tally, self._has_modules)
         if isinstance(decision, Frame):
             return decision, format_dso(decision, dso)
         return decision, dso if decision is not None else unnamed_dso(answer, name, dso)

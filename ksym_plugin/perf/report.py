@@ -1,7 +1,7 @@
 """The samples of a perf.data by BPF program, without perf.
 
 The history says which frames are BPF's, and whose. Where perf's own name of a frame would
-count beside it (``namer.decide``), there is no such name here: DataError then leaves the
+count beside it (``namer.weigh``), there is no such name here: DataError then leaves the
 whole file to the handler, so that both count alike.
 """
 
@@ -15,20 +15,16 @@ from ksym_plugin.history import locate
 from ksym_plugin.perf import session
 from ksym_plugin.perf.data import DataError
 from ksym_plugin.perf.data_samples import DataSamples
-from ksym_plugin.perf.namer import format_name
+from ksym_plugin.perf.namer import LEFT_TO_PERF, format_name
 from ksym_plugin.perf.output import say
 from ksym_plugin.perf.samples import HYPERVISOR, MARKERS, USER, USER_DEFERRED, frames
 from ksym_plugin.perf.samples import KERNEL as IN_KERNEL
 from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Locator, Resolver
 from ksym_plugin.timeline.symbols import (
-    AMONG_BPF,
     BPF_MODULE,
     GAP,
     GRACE,
-    LOST,
-    NOT_LOADED,
-    OUTSIDE_HISTORY,
     UNKNOWN_ADDRESS,
     Reason,
 )
@@ -42,8 +38,6 @@ if TYPE_CHECKING:
     from ksym_plugin.perf.session import Session
     from ksym_plugin.timeline.symbols import Frame, Lifetime
 
-#: Where the history is silent, or not sure, perf's name counts.
-_LEFT_TO_PERF = (AMONG_BPF, NOT_LOADED, LOST, OUTSIDE_HISTORY)
 #: perf drops a callchain with any other (thread__resolve_callchain_sample in util/machine.c).
 _TAKEN = frozenset((*(MARKERS[region] for region in (IN_KERNEL, USER, HYPERVISOR)), USER_DEFERRED))
 _USER_MARKER = MARKERS[USER].to_bytes(8, sys.byteorder)
@@ -212,7 +206,7 @@ class _Counter:
         """The number of a frame that the time decides."""
         answer = self._resolver.resolve(address, time_ns)
         if isinstance(answer, Reason):
-            if answer in _LEFT_TO_PERF:
+            if answer in LEFT_TO_PERF:
                 raise DataError(f"perf's names count: {answer.text}")
             self._unknown[answer.text] = self._unknown.get(answer.text, 0) + 1
             return KERNEL

@@ -9,7 +9,7 @@ import pytest
 from ksym_plugin.history.reader import History
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf.handler import Handler, Options
-from ksym_plugin.perf.namer import Tally, decide, is_module
+from ksym_plugin.perf.namer import Tally, is_module, weigh
 from ksym_plugin.perf.repaint import Renamer
 from ksym_plugin.perf.repair import Repairer
 from ksym_plugin.timeline.symbols import BETWEEN, NOT_LOADED, UNKNOWN_ADDRESS, Reason
@@ -174,11 +174,11 @@ def test_what_is_a_module_s(dso: str, is_one: bool) -> None:
 def test_a_module_s_name_of_another_time_is_withdrawn(
     reason: Reason, has_modules: bool, held: str | None
 ) -> None:
-    assert decide(reason, "nf_hook", "[nf_tables]", Tally(), has_modules) == held
+    assert weigh(reason, "nf_hook", "[nf_tables]", Tally(), has_modules) == held
 
 
 def test_a_name_of_the_core_image_stays_where_a_module_had_been() -> None:
-    assert decide(NOT_LOADED, "f", "[kernel.kallsyms]", Tally(), True) == "f"
+    assert weigh(NOT_LOADED, "f", "[kernel.kallsyms]", Tally(), True) == "f"
 
 
 def test_folded_addresses_have_a_module_s_function_if_it_is_the_only_one(tmp_path: Path) -> None:

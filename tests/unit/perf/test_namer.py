@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ksym_plugin.perf.namer import Namer, Tally, decide, format_name, is_bpf_name, unnamed_dso
+from ksym_plugin.perf.namer import Namer, Tally, format_name, is_bpf_name, unnamed_dso, weigh
 from ksym_plugin.stacks.names import strip_nul
 from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
 from ksym_plugin.timeline.symbols import (
@@ -50,7 +50,7 @@ def kernel(name: str) -> Frame:
 def counted(answer: Frame | Reason, name: str, dso: str) -> tuple[object, str]:
     """What holds, and the one count that it is."""
     tally = Tally()
-    held = decide(answer, name, dso, tally)
+    held = weigh(answer, name, dso, tally)
     counts = [count for count in COUNTS if getattr(tally, count)]
     if tally.unknown and not tally.withdrawn:
         counts.append("unknown")
@@ -111,7 +111,7 @@ def test_code_among_bpf_is_bpf_s_unless_perf_has_a_module_there(
 ) -> None:
     assert unnamed_dso(reason, "", dso) == shown
     tally = Tally()
-    assert decide(reason, "", dso, tally) is None
+    assert weigh(reason, "", dso, tally) is None
     why = reason if shown == "[bpf]" else UNKNOWN_ADDRESS
     assert tally.unknown == {why.text: 1}
 
@@ -171,10 +171,10 @@ def test_what_claims_to_be_bpf(name: str, dso: str, is_one: bool) -> None:
 def test_a_tally_in_words() -> None:
     tally = Tally()
     for frame, name in ((bpf(A), A), (bpf(A, GRACE), ""), (bpf(A, GAP), B), (kernel("f"), "f")):
-        decide(frame, name, "", tally)
-    decide(NOT_LOADED, A, A, tally)
-    decide(OUTSIDE_HISTORY, "", "", tally)
-    decide(OUTSIDE_HISTORY, "", "", tally)
+        weigh(frame, name, "", tally)
+    weigh(NOT_LOADED, A, A, tally)
+    weigh(OUTSIDE_HISTORY, "", "", tally)
+    weigh(OUTSIDE_HISTORY, "", "", tally)
     tally.failed("left out", ValueError("why"))
     tally.failed("left out", ValueError("why"))
     lines = [line for line in tally.lines() if " had a name from perf " not in line]
@@ -199,13 +199,13 @@ def test_an_empty_tally_is_one_line() -> None:
 @pytest.mark.parametrize("name", ["kprobe_insn_page", "kprobe_optinsn_page", "ftrace_trampoline"])
 def test_out_of_line_code_that_perf_was_told_of_stands_where_bpf_had_been(name: str) -> None:
     tally = Tally()
-    assert decide(NOT_LOADED, name, name, tally, True) == name
+    assert weigh(NOT_LOADED, name, name, tally, True) == name
     assert (tally.confirmed, tally.withdrawn) == (1, 0)
 
 
 def test_a_module_s_name_that_does_not_hold_is_not_called_bpf() -> None:
     tally = Tally()
-    assert decide(NOT_LOADED, "nft_do_chain", "[nf_tables]", tally, True) is None
+    assert weigh(NOT_LOADED, "nft_do_chain", "[nf_tables]", tally, True) is None
     assert unnamed_dso(NOT_LOADED, "nft_do_chain", "[nf_tables]") == ""
     assert tally.unknown == {UNKNOWN_ADDRESS.text: 1}
 
