@@ -107,7 +107,7 @@ def parse(arguments: list[str], is_embedded: bool = True) -> Options:
     parser.add_argument(
         "--clock", choices=CLOCKS, help="the clock of the samples, if perf does not tell it"
     )
-    parser.add_argument("--format", choices=FORMATS, help="report: JSON, which ksym report reads")
+    parser.add_argument("--format", choices=FORMATS, help="report: samples by BPF program, as JSON")
     parser.add_argument(
         "--lines",
         action="store_true",
@@ -151,9 +151,7 @@ class Handler:
         except BaseException:
             self.close()
             raise
-        # A vmlinux stands in front of the running system's table.
-        running = self._session.running() if image is None else None
-        self._namer = Namer(self._session.lookup, running, statics=image)
+        self._namer = Namer(self._session.lookup, self._session.running(image))
         self.tally = self._namer.tally
         wants_lines = options.wants_lines
         self._locator = Locator(self._session.lines, self._kernel_lines) if wants_lines else None

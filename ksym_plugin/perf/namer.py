@@ -224,9 +224,9 @@ def weigh(
 class Namer:
     """Decides what the kernel frames of samples are called, and counts what becomes of them.
 
-    ``lookup`` tells who was where, when, and ``statics`` what does not change. ``running`` gives
-    both of the running system, for frames that still have no name. It is used only as long as
-    perf's own names do not contradict it, and with ``doubt`` only if one agrees.
+    ``lookup`` tells who was where, when. ``running`` gives that of the running system and what
+    does not change in it, for frames that still have no name. It is used only as long as perf's
+    own names do not contradict it, and with ``doubt`` only if one agrees.
     """
 
     def __init__(
@@ -234,7 +234,6 @@ class Namer:
         lookup: Lookup | None = None,
         running: Running | None = None,
         doubt: bool = False,
-        statics: Statics | None = None,
     ) -> None:
         self.tally = Tally()
         #: Why the running system is not used, if so.
@@ -243,7 +242,7 @@ class Namer:
         self._running = running
         self._doubt = doubt
         self._has_modules = lookup is not None and lookup.has_modules
-        self._resolver = Resolver(lookup, statics)
+        self._resolver = Resolver(lookup)
         #: Offsets in their functions, by perf, of addresses of the core image.
         self._compared: dict[int, int] = {}
 

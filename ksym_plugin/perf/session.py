@@ -123,12 +123,17 @@ class Session:
         """
         from ksym_plugin.perf.repaint import Renamer
 
-        running = self.running() if image is None else lambda: (None, image)
+        running = self.running(image)
         follow = self.follower()
         return Renamer(self.lookup, self.clock_map, clock, running, follow=follow, leeway=leeway)
 
-    def running(self) -> Running | None:
-        """The running kernel's table, where samples are of it, as a ``Namer`` asks for it."""
+    def running(self, image: Image | None) -> Running | None:
+        """The running kernel's table, where samples are of it, as a ``Namer`` asks for it.
+
+        The ``image`` of the kernel stands in front of its table.
+        """
+        if image is not None:
+            return lambda: (None, image)
         return (lambda: (None, self.kallsyms())) if self.is_this_boot else None
 
     def follower(self) -> Callable[[int], tuple[int, ClockMap]] | None:
