@@ -13,10 +13,13 @@ from typing import NamedTuple
 
 import pytest
 
-from ksym_plugin.history.locate import Choice
+from ksym_plugin.history import locate
+from ksym_plugin.history.locate import Choice, Origin
+from ksym_plugin.history.reader import Boot
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
-from ksym_plugin.kernel.clocks import Instant
+from ksym_plugin.kernel.clocks import ClockMap, Instant
+from ksym_plugin.perf import session
 from ksym_plugin.perf.repaint import Annotator
 from ksym_plugin.perf.text_origin import Text, open_renamer
 from ksym_plugin.timeline.errors import KsymError
@@ -172,3 +175,69 @@ def test_no_name_is_wrong(tmp_path: Path, names: str, length: int, shift: int, b
     assert wrong == 0
     if is_told:
         assert right > 0.7 * len(samples) / 3
+
+
+def test_the_times_choose_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lived = churn(1, 30 * MS)
+    samples = sampled(lived, 2)
+    monkeypatch.setattr(identity, "boot_id", lambda: "another boot")
+    path = history(tmp_path, lived, 0)
+    monkeypatch.setattr(identity, "boot_id", lambda: "this boot")
+    HistoryWriter(path, "test", 5 * SECOND, None).close(20 * SECOND)
+    before = text_of(samples, 0, "right", lived)
+    right, wrong = verdicts(before, annotated(before, path, "monotonic"), samples)
+    assert (right, wrong) == (names_in(before).count("[unknown]"), 0)
+
+
+@pytest.mark.parametrize(
+    "header, clock",
+    [
+        ("", None),
+        ("# event : name = cpu-clock:u, , id = { 1 }, type = 1 (software), freq = 1\n", "perf"),
+        ("# event : name = a, type = 1, use_clockid = 1, x = 1, clockid = 1\n", "monotonic"),
+        (
+            (
+                "# event : name = a, , id = { 1, 2 }, use_clockid = 1, clockid = 0\n"
+                "# event : name = b c, , id = { 3 }, size = 136\n"
+                "# event : name = d, , id = { 4 }, use_clockid = 1, clockid = 4\n"
+            ),
+            {b"a": "realtime", b"b c": "perf"},
+        ),
+    ],
+)
+def test_a_header_tells_the_clock_of_each_event(header: str, clock: object) -> None:
+    assert Text(io.BytesIO(HEADER.format(header).encode())).clock == clock
+
+
+def test_a_clock_that_no_history_knows_is_refused() -> None:
+    header = "# event : name = a, size = 136, use_clockid = 1, clockid = 4\n"
+    with pytest.raises(KsymError, match="a clock that a history cannot place"):
+        Text(io.BytesIO(HEADER.format(header).encode()))
+
+
+@pytest.mark.parametrize(
+    "known, is_of_now, said",
+    [
+        ({"release": "6.1"}, True, 0),
+        ({"release": "6.2", "text_start": BASE}, False, 0),
+        ({"host": "pod", "text_start": BASE}, True, 1),
+        ({"host": "pod", "build_id": "aa"}, True, 1),
+        ({"host": "pod"}, False, 0),
+        ({"build_id": "bb"}, False, 0),
+        ({"build_id": "aa", "times": {"monotonic": (1, 199 * SECOND)}}, True, 0),
+        ({"build_id": "aa", "times": {"monotonic": (1, 300 * SECOND)}}, False, 0),
+        # By perf's clock it is 400 s.
+        ({"build_id": "aa", "times": {"perf": (1, 300 * SECOND)}}, True, 0),
+    ],
+)
+def test_what_can_be_of_the_running_system(
+    monkeypatch: pytest.MonkeyPatch, known: dict[str, object], is_of_now: bool, said: int
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(
+        locate, "running_boot", lambda: Boot(0, "this boot", "here", "6.1", "aa", BASE, 1)
+    )
+    now = Instant(200 * SECOND, 0, 0, 400 * SECOND)
+    monkeypatch.setattr(session, "clocks_now", lambda: ClockMap([now]))
+    assert session.is_of_now(Origin("perf.data", **known), told.append) == is_of_now
+    assert len(told) == said
