@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     Found = Union[Frame, Reason]
 
 #: ``ffffffff81000404``, ``0xffffffff81000404``, ``[unknown <ffffffff81000404>]``, and what
-#: may follow; the upper half of the address space is the kernel's.
+#: may follow; the upper half of the address space is the kernel's. Some tools write blanks
+#: before each frame.
 _ADDRESS = re.compile(
-    rb"(?:(?:0[xX])?([89a-fA-F][0-9a-fA-F]{15})"
-    rb"|\[[^<>]*<(?:0[xX])?([89a-fA-F][0-9a-fA-F]{15})>\])(_\[[kbij]\])?"
+    rb"([ \t]*)(?:(?:0[xX])?([89a-fA-F][0-9a-fA-F]{15})"
+    rb"|\[[^<>]*<(?:0[xX])?([89a-fA-F][0-9a-fA-F]{15})>\])((?:_\[[kbij]\])?[ \t]*)"
 )
 #: A kernel frame that was folded under its file's name alone.
 _FILE_ONLY = re.compile(rb"\[\[[^<>]*\]\](?:_\[k\])?|\[[^<>]*\]_\[k\]")
@@ -107,13 +108,13 @@ class Repairer:
         if found is None:
             self.without_address += _FILE_ONLY.fullmatch(frame) is not None
             return frame
-        address = int(found[1] or found[2], 16)
+        address = int(found[2] or found[3], 16)
         if address >= FIRST_MARKER:
             return frame
         answer = self._answer(address)
         if isinstance(answer, Frame):
             self.named += 1
-            return format_function(encode_name(format_name(answer))) + (found[3] or b"")
+            return found[1] + format_function(encode_name(format_name(answer))) + found[4]
         self.unnamed[answer.text] = self.unnamed.get(answer.text, 0) + 1
         return frame
 

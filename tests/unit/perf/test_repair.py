@@ -40,6 +40,19 @@ def test_counts_are_kept_as_they_are() -> None:
     assert (repairer.stacks, repairer.named, repairer.unparsed) == (5, 3, 1)
 
 
+def test_blanks_around_frames_are_kept() -> None:
+    text = (
+        b"    app::main::h45+38642;    __libc_start+243;    0xffffffff81000404 1\n"
+        b"comm;do_sys [kernel];unknown [[kernel]] <0xffffffff81000404> 2\n"
+        b"\tffffffff81000404 ;x 1\n"
+    )
+    assert repaired(text) == (
+        b"    app::main::h45+38642;    __libc_start+243;    alpha 1\n"
+        b"comm;do_sys [kernel];unknown [[kernel]] <0xffffffff81000404> 2\n"
+        b"\talpha ;x 1\n"
+    )
+
+
 def test_addresses_however_they_are_spelled() -> None:
     text = (
         b"dd;[unknown];0x234f2abc;sys_[k];0xFFFFFFFF81000404 1\n"
