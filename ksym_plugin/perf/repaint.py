@@ -246,11 +246,10 @@ class Stack:
 
     ``pieces`` are what was made of their lines. ``passing`` are the places, lines and frames
     of those whose names depend on the time; each has None among the pieces. ``standing`` and
-    ``nameless`` count kernel frames that are the same at all times. ``whole`` is made of all
-    pieces, once nothing more comes and if none depends on the time.
+    ``nameless`` count kernel frames that are the same at all times.
     """
 
-    __slots__ = ("in_kernel", "nameless", "passing", "pieces", "standing", "whole")
+    __slots__ = ("in_kernel", "nameless", "passing", "pieces", "standing")
 
     def __init__(self) -> None:
         self.in_kernel = True
@@ -258,7 +257,6 @@ class Stack:
         self.passing: list[tuple[int, bytes, FrameLine]] = []
         self.standing = 0
         self.nameless = 0
-        self.whole: Whole = None
 
 
 class StackReader:
@@ -284,15 +282,18 @@ class StackReader:
         #: The sample at hand, where it comes by line.
         self._header: Header | None = None
         self._stack = Stack()
-        self._stacks: dict[bytes, Stack] = {}
+        #: The header of a whole sample, as long as its time was not wanted.
+        self._untimed = b""
+        #: What stands behind a leaf of the kernel's, and behind one of the user's. Leaves are at
+        #: many addresses, their callers at few.
+        self._stacks: tuple[dict[bytes, Stack], dict[bytes, Stack]] = ({}, {})
+        self._wholes: dict[tuple[Piece, Stack], Whole] = {}
         self._kept = 0
         self._beyond = _Lines(self._in_user_part)
         #: What was made of lines without their addresses and offsets.
         self._functions: dict[bytes, Piece] = {}
         self._callers = _Lines(partial(self._in_kernel_part, is_leaf=False))
-        self._leaves = self._callers
-        if locator is not None:  # A leaf's source line is not that of a caller.
-            self._leaves = _Lines(partial(self._in_kernel_part, is_leaf=True))
+        self._leaves = _Lines(self._as_leaf)
 
     # For a subclass
 
@@ -362,55 +363,74 @@ class StackReader:
     def _whole(self, sample: bytes) -> bool:
         """Take a sample that a blank line follows; False, and nothing done, if it is none."""
         first, _, below = sample.partition(b"\n")
+        line, _, rest = below.partition(b"\n")
         header = self._headers.find(first)
-        if header is None or not below or (header.payload and header.payload.endswith(b")")):
+        if header is None or not line or (header.payload and header.payload.endswith(b")")):
             return False
         if self._header is not None or self._stack.pieces:
             self._end()
-        stack = self._stacks.get(below)
-        if stack is None:
-            stack = self._take_in(first, below)
-            if stack is None:
-                return False
-        made = stack.whole
-        if stack.passing or self.needs_time:
+        self._untimed = first
+        try:
+            kind, leaf, frame = self._leaves[line]
+            callers = self._stacks[kind == USER].get(rest)
+            if callers is None:
+                callers = self._take_in(rest, kind != USER)
+        except NotWithin:
+            self._untimed = b""
+            return False
+        if kind == PASSES or callers.passing:
+            whole = self._at_its_time(line, leaf, frame, callers)
+        else:
+            whole = self._wholes.get((leaf, callers))
+            if whole is None:
+                whole = self._wholes[leaf, callers] = self._join([leaf, *callers.pieces[1:]])
+                self._note_size(len(below))
+        self._renamer.tally.confirmed += callers.standing + (kind == STANDS)
+        if kind == NAMELESS or callers.nameless:
+            self._renamer.count(0, callers.nameless + (kind == NAMELESS))
+        if self.needs_time:
             header = text.header(first) or header
-            if stack.passing:
-                made = self._join(self._at_its_time(header, stack))
-        if stack.standing or stack.nameless:
-            self._renamer.count(stack.standing, stack.nameless)
-        self._sample(header, made, first)
+        if not self._untimed:
+            self._renamer.begin(None)
+        self._sample(header, whole, first)
         return True
 
-    def _take_in(self, first: bytes, below: bytes) -> Stack | None:
-        """A stack that was not met before; None if lines are among it that are of no stack."""
+    def _take_in(self, rest: bytes, in_kernel: bool) -> Stack:
+        """A stack behind its leaf that was not met before."""
         stack = Stack()
-        if self._renamer.knows:
-            self._renamer.begin(text.header(first))
-        try:
-            self._extend(stack, below.split(b"\n"))
-        except NotWithin:
-            return None
-        finally:
-            self._renamer.begin(None)
-        if not stack.passing:
-            stack.whole = self._join(stack.pieces)
-            stack.pieces = []
-        self._kept += len(below)
-        if self._kept > _MOST_BYTES:
-            self._stacks.clear()
-            self._kept = len(below)
-        self._stacks[below] = stack
+        stack.in_kernel = in_kernel
+        stack.pieces.append(None)  # The leaf's place.
+        if rest:
+            self._extend(stack, rest.split(b"\n"))
+        self._note_size(len(rest))
+        self._stacks[not in_kernel][rest] = stack
         return stack
 
-    def _at_its_time(self, header: Header, stack: Stack) -> list[Piece]:
-        """The pieces of a stack of which some depend on the time."""
-        self._renamer.begin(header)
-        pieces = stack.pieces.copy()
-        for place, line, frame in stack.passing:
-            pieces[place] = self._kernel(line, frame, *self._renamer.decide(frame), not place)
-        self._renamer.begin(None)
-        return pieces
+    def _note_size(self, size: int) -> None:
+        """So much more is kept of whole stacks."""
+        self._kept += size
+        if self._kept > _MOST_BYTES:
+            self._kept = size
+            for kept in (*self._stacks, self._wholes):
+                kept.clear()
+
+    def _at_its_time(
+        self, line: bytes, leaf: Piece, frame: FrameLine | None, callers: Stack
+    ) -> Whole:
+        """A stack of which some frames depend on the time; ``frame`` is the leaf if it does."""
+        self._begin_time()
+        pieces = [leaf, *callers.pieces[1:]]
+        if frame is not None:
+            pieces[0] = self._kernel(line, frame, *self._renamer.decide(frame), True)
+        for place, caller, of_caller in callers.passing:
+            pieces[place] = self._kernel(caller, of_caller, *self._renamer.decide(of_caller), False)
+        return self._join(pieces)
+
+    def _begin_time(self) -> None:
+        """The time of the sample at hand is wanted, if it comes as a whole."""
+        if self._untimed:
+            self._renamer.begin(text.header(self._untimed))
+            self._untimed = b""
 
     # By line
 
@@ -493,6 +513,13 @@ class StackReader:
             pieces.extend(map(self._beyond.__getitem__, lines[at:]))
             stack.in_kernel = False
 
+    def _as_leaf(self, line: bytes) -> tuple[int, Piece, FrameLine | None]:
+        if not (line < _UPPER_HALF and line.endswith(b")")):
+            found = self._in_kernel_part(line, True)
+            if found[0] != USER:
+                return found
+        return USER, self._in_user_part(line), None
+
     def _in_kernel_part(self, line: bytes, is_leaf: bool) -> tuple[int, Piece, FrameLine | None]:
         frame = _frame_within(line)
         if frame is None:
@@ -502,6 +529,8 @@ class StackReader:
             return USER, None, None
         name, dso = perf_name(frame)
         if kind == PASSES:
+            if self._renamer.knows:
+                self._begin_time()
             if not self._renamer.is_fixed(frame):
                 return PASSES, None, frame
             kind = STANDS if name else NAMELESS

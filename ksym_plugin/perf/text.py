@@ -208,9 +208,23 @@ class Headers:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[bytes, bytes, int], Header] = {}
+        #: What stood behind the last time, how long that was, and by what stood before it the
+        #: headers that are alike in that.
+        self._behind = b"\n"
+        self._size = 0
+        self._alike: dict[bytes, Header] = {}
 
     def find(self, line: bytes) -> Header | None:
         """The header that a line is, or None; its time may be another's of the same parts."""
+        if line.endswith(self._behind):
+            end = len(line) - len(self._behind)
+            start = end - self._size
+            found = self._alike.get(line[:start])
+            if found is not None and line[start:end].replace(b".", b"", 1).isdigit():
+                return found
+        return self._look_up(line)
+
+    def _look_up(self, line: bytes) -> Header | None:
         dot = line.rfind(b".")
         start, end = line.rfind(b" ", 0, dot) + 1, line.find(b":", dot)
         if not (line[start:dot].isdigit() and line[dot + 1 : end].isdigit()):
@@ -225,6 +239,11 @@ class Headers:
             if len(self._kept) >= _MOST_HEADERS:
                 self._kept.clear()
             self._kept[parts] = found
+        if (self._behind, self._size) != (line[end:], end - start) or len(
+            self._alike
+        ) >= _MOST_HEADERS:
+            self._behind, self._size, self._alike = line[end:], end - start, {}
+        self._alike[line[:start]] = found
         return found
 
 
