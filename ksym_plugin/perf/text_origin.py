@@ -85,7 +85,7 @@ _RELIABLE = 100
 #: A clock is refuted by so many more programs than another.
 _REFUTED = 3
 #: If more than one in so many frames may be in two programs, nothing has decided.
-_UNDECIDED = 10
+_UNDECIDED = 4
 #: Answers that a program was there, and that none was.
 _CERTAIN = (EXACT, GRACE)
 _ABSENT = (NOT_LOADED, VACANT, OUTSIDE_HISTORY)
