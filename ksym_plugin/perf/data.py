@@ -53,7 +53,7 @@ _ADDRESS_AT = 16
 _PGOFF_AT = 32
 #: What perf takes for memory without a file, whose addresses it prints as they are (map__new in
 #: tools/perf/util/map.c).
-_NO_FILES = (b"//anon", b"/dev/zero", b"/anon_hugepage", b"/SYSV", b"/memfd:")
+_NO_FILES = (b"//anon", b"/dev/zero", b"/anon_hugepage", b"/SYSV")
 #: Of a PERF_RECORD_HEADER_ATTR, where its perf_event_attr has the sample_type. A bit of that
 #: says that samples have a time, and others what of 8 bytes each stands before it.
 _SAMPLE_TYPE_AT = 32

@@ -48,6 +48,8 @@ _KERNEL_HALF = 1 << 63
 #: perf's sign that samples carry no CPU.
 _NO_CPU = 0xFFFF_FFFF
 _FLUSH = 1 << 16
+#: Where a frame's address ends: after a tab and 16 columns.
+_ADDRESS_END = 17
 #: How many user addresses without a symbol are cached.
 _MOST_PLACES = 1 << 16
 _UNKNOWN = "[unknown]"
@@ -136,8 +138,11 @@ class TextOutput:
             # A chain that could not be taken is empty: perf then prints no frame at all.
             frames = pieces if event.get("callchain") or not shape.is_known else ()
             self._parts += (header, "\n", *frames, "\n")
-        else:  # The only frame stands on the header's line.
-            self._parts += (header, " ", pieces[0][1:] if pieces else "\n")
+        elif pieces:  # The only frame stands on the header's line, by its address in memory.
+            address = (event.get("sample") or {}).get("ip", 0)
+            self._parts += (header, f" {address:16x}", pieces[0][_ADDRESS_END:])
+        else:
+            self._parts += (header, " \n")
         self._lines += len(pieces) + 1
         if self._lines * 64 >= _FLUSH:
             self._flush()

@@ -158,6 +158,11 @@ def test_without_callchains_the_frame_stands_on_the_header_s_line() -> None:
     one = event(node(0x7F1A_99FC_A645, "f", 0x25, "/lib/ld.so"), attr=PLAIN, comm="sh", time=SECOND)
     header = "              sh     8     1.000000:     250000 cpu-clock: "
     assert text_of(one, one) == f"{header}     7f1a99fca645 f+0x25 (/lib/ld.so)\n" * 2
+    stream = io.StringIO()
+    output = TextOutput(stream, 0, lambda: {"/x": {(0x7000, 0x9000, 0x1000)}})
+    output.sample(event(node(0x8000), attr=PLAIN), [output.user(node(0x8000, dso="/x"))])
+    output.close()
+    assert stream.getvalue().endswith("             8000 [unknown] (/x)\n")
     long = event(node(1), attr=PLAIN, comm="sixteen bytes ok" * 2)
     assert text_of(long).startswith("sixteen bytes oksixteen bytes ok     8 ")
 
