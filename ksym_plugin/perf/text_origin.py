@@ -30,6 +30,7 @@ from ksym_plugin.perf.repaint import (
 )
 from ksym_plugin.perf.session import open_history
 from ksym_plugin.perf.text import BOM
+from ksym_plugin.stacks.names import decode_name
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
@@ -95,8 +96,8 @@ class Text:
     """perf script's text, and what it tells of itself; its first part is read at once.
 
     Without a header ``host`` and ``release`` are None. ``clock`` is None where nothing tells
-    it. KsymError if it is a perf.data, or its times are on a clock of which a history keeps
-    no times. ``start`` was read of the stream before.
+    it, and has nothing of events on a clock of which a history keeps no times. KsymError if it
+    is a perf.data. ``start`` was read of the stream before.
     """
 
     def __init__(self, stream: IO[bytes], start: bytes = b"") -> None:
@@ -113,8 +114,10 @@ class Text:
             )
         self.host = _found(_HOST, self._first)
         self.release = _found(_RELEASE, self._first)
-        self.clock = _clock_of(self._first)
-        self._start: Start | None = None
+        told = {name: _CLOCKS.get(number) for name, number in _EVENT.findall(self._first)}
+        self.clock = _clock_of(told)
+        #: The events of a header whose clocks a history cannot place.
+        self.unplaced = [name for name, clock in told.items() if clock is None]
 
     def pieces(self) -> Iterator[bytes]:
         """The whole text, each piece as soon as there is one."""
@@ -183,17 +186,12 @@ def _found(pattern: re.Pattern[bytes], text: bytes) -> str | None:
     return None if found is None else found[1].decode("utf-8", "surrogateescape")
 
 
-def _clock_of(text: bytes) -> Clock | None:
+def _clock_of(told: Mapping[bytes, str | None]) -> Clock | None:
     """The clock that a header tells, of each event if they differ; None without a header."""
-    told = {name: _CLOCKS.get(number) for name, number in _EVENT.findall(text)}
     clocks = {name: clock for name, clock in told.items() if clock is not None}
-    if told and not clocks:
-        raise KsymError(
-            "the text's times are on a clock that a history cannot place",
-            "record with: perf record -k CLOCK_MONOTONIC",
-        )
-    one = set(told.values())
-    return clocks.popitem()[1] if len(one) == 1 else clocks or None
+    if len(set(told.values())) == 1 and clocks:
+        return clocks.popitem()[1]
+    return clocks if told else None
 
 
 class Start(StackReader):
@@ -352,8 +350,18 @@ def open_text(
     with open_history(history, None, text.origin(told, start), tell) as known:
         if known.history is None:
             known.ask_live()
+        elif told == {}:
+            raise KsymError(
+                "the text's times are on a clock that a history cannot place",
+                "record with: perf record -k CLOCK_MONOTONIC",
+            )
         elif known.clock_map is not None and told is None:
             told, leeway = find_clock(start, known.history, known.clock_map)
+        for event in () if clock else text.unplaced:
+            tell(
+                f"samples of {decode_name(event)} are on a clock that a history cannot place:"
+                " their BPF frames stay as perf has them"
+            )
         yield known, known.renamer(told, leeway=leeway)
 
 

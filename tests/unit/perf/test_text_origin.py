@@ -206,13 +206,20 @@ def test_the_times_choose_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_header_tells_the_clock_of_each_event(header: str, clock: object) -> None:
-    assert Text(io.BytesIO(HEADER.format(header).encode())).clock == clock
+    text = Text(io.BytesIO(HEADER.format(header).encode()))
+    assert text.clock == clock
+    assert text.unplaced == ([b"d"] if isinstance(clock, dict) else [])
 
 
-def test_a_clock_that_no_history_knows_is_refused() -> None:
+def test_a_clock_that_no_history_knows_is_refused(tmp_path: Path) -> None:
     header = "# event : name = a, size = 136, use_clockid = 1, clockid = 4\n"
+    lived = churn(1, 30 * MS)
+    samples = sampled(lived, 2, 60)
+    path = history(tmp_path, lived, 0)
+    text = HEADER.format(header) + text_of(samples, 0, "right", lived)
     with pytest.raises(KsymError, match="a clock that a history cannot place"):
-        Text(io.BytesIO(HEADER.format(header).encode()))
+        annotated(text, path)
+    assert verdicts(text, annotated(text, path, "monotonic"), samples) == (20, 0)
 
 
 @pytest.mark.parametrize(
