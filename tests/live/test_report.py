@@ -88,7 +88,7 @@ void run(unsigned long address, unsigned long turns) {
 #: For how long each ran, of all five.
 TIMES = {number: (number + 1) / 15 for number in range(5)}
 
-pytestmark = pytest.mark.usefixtures("perf", "perf_python")
+pytestmark = pytest.mark.usefixtures("perf")
 
 
 class Recorded:
@@ -227,9 +227,22 @@ def test_a_program_s_address_in_a_user_s_stack_is_not_the_program(tmp_path: Path
     prog_id, address = json.loads(procs.run(line, 60).out.splitlines()[-1])
     text = procs.run(["perf", "script", "-i", data, "-F", "ip"], 60).out
     assert text.count(f"{address:x}") > 50
-    (document,) = report.read(data, Choice(history), None)
-    assert document["samples"] > 50
-    assert prog_id not in [row["program"] for row in document["programs"]]
+    directly = report.read(data, Choice(history), None)
+    of_text, _ = by_text(Input(data), Choice(history), None, Request(()))
+    for (document,) in (directly, of_text):
+        assert document["samples"] > 50
+        assert prog_id not in [row["program"] for row in document["programs"]]
+
+
+def test_what_only_perf_reads_is_counted_of_its_text(tmp_path: Path) -> None:
+    data, history = str(tmp_path / "perf.data"), str(tmp_path / "ksym.db")
+    perf = ["perf", "record", "-q", "-z", "-e", "cpu-clock", "-F", "2000", "-g", "-o", data]
+    line = [*KSYM, "record", "-o", history, "--", *perf, "--", sys.executable, "-c", CHURN]
+    procs.run(line, 60)
+    found = json.loads(procs.run([*KSYM, "report", "-i", data, "--json"], 60).out)
+    names = [row["name"] for row in found["programs"] if "_churn_" in row["name"]]
+    assert len(names) == 20
+    assert found["bpf_samples"] > 100
 
 
 def test_who_ran_them(recorded: Recorded, reported: dict[str, Any]) -> None:
