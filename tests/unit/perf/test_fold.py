@@ -258,6 +258,35 @@ def test_any_bytes_are_folded_the_same_however_they_come(text: bytes, piece: int
         assert re.fullmatch(rb".*[^ ]? \d+", line)
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                [b"          401000", b"                ", b"ffffffff81000404", b" 12 34"]
+            ),
+            st.sampled_from([b"f", b"[unknown]", b"a (b) c", b"", b"f+", b"f+0x1 g"]),
+            st.sampled_from([b"", b"+0x1f", b"+0x2e", b"+0x", b"+0xg"]),
+            st.sampled_from(
+                [b" (/bin/x)", b" (/memfd:a (deleted))", b" ()", b"", b" (/a+0x2 (b))"]
+            ),
+        ),
+        max_size=30,
+    )
+)
+@settings(deadline=None)
+def test_what_is_kept_of_a_function_is_true_of_all_its_frames(
+    frames: list[tuple[bytes, bytes, bytes, bytes]],
+) -> None:
+    lines = [b"\t%s %s%s%s\n" % frame for frame in frames]
+    text = sample(USER, *lines) + sample(USER, *lines[::-1])
+    keeping, other = Folder(FoldOptions()), Folder(FoldOptions())
+    other.by_function = False
+    for folder in (keeping, other):
+        folder.read(text)
+        folder.end()
+    assert list(keeping.sums.lines(b"cycles")) == list(other.sums.lines(b"cycles"))
+
+
 def test_hostile_text_takes_linear_time() -> None:
     started = time.process_time()
     for name in (b"(" * 200_000, b"->" * 100_000, b"<(" * 100_000, b";" * 200_000, b"\0" * 200_000):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.perf import text
@@ -215,3 +215,39 @@ def test_what_is_too_long_for_a_line_passes() -> None:
     assert cutter.cut(b"z") == (b"z", b"", b"")
     assert cutter.cut(b"z\nnext\nbegun") == (b"z\n", b"next\n", b"")
     assert cutter.rest() == b"begun"
+
+
+_COMMS = st.sampled_from(
+    [b"a", b"5.000000:", b"x 7 1.5: y", b"py3.11", b"w [1]", b"", b"\t1.5", b"1"]
+)
+_STAMPS = st.sampled_from([b"5.500000", b"6.500000", b"5.5", b"17.000000001", b"x.5", b"5.5.5"])
+_BEHIND = st.sampled_from(
+    [b":  3 cycles: ", b": e/a=1.5/: ", b":", b": PERF_RECORD_X", b": 7 e: 1.5:"]
+)
+
+
+@given(st.lists(st.tuples(_COMMS, _STAMPS, _BEHIND), max_size=12))
+@settings(deadline=None)
+def test_headers_are_found_as_they_are_read(parts: list[tuple[bytes, bytes, bytes]]) -> None:
+    def told(header: text.Header | None) -> object:
+        return header and (header.comm, header.pid, header.tid, header.event, header.payload)
+
+    headers = text.Headers()
+    for comm, stamp, behind in parts:
+        line = comm + b" 7/8 [000] " + stamp + behind
+        assert told(headers.find(line)) == told(text.header(line))
+
+
+@given(
+    st.sampled_from([b"f", b"[unknown]", b"a (b) c", b"", b" x", b"f+0x1 g", b"operator new"]),
+    st.sampled_from([b"", b"+0x1f", b"+0x", b"+0xg", b" +0x1"]),
+    st.sampled_from([b"/bin/x", b"/memfd:a (deleted)", b"", b"[k]", b"/a (1) +0x2 (b"]),
+)
+def test_a_frame_is_read_alike_whatever_blanks_follow(
+    name: bytes, offset: bytes, dso: bytes
+) -> None:
+    line = b"\t    7f0000401000 " + name + offset + b" (" + dso + b")"
+    one, other = text.frame(line), text.frame(line + b" ")
+    assert one is not None and other is not None
+    slots = text.FrameLine.__slots__
+    assert [getattr(one, slot) for slot in slots] == [getattr(other, slot) for slot in slots]
