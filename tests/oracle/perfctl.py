@@ -13,13 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CLOCKS = {"mono": ["-k", "CLOCK_MONOTONIC"], "perf": []}
+#: Samples a second; an emulated machine wants fewer.
+FREQUENCY = 4000
 _READY_SECONDS = 120.0
 _STOP_SECONDS = 180.0
 
 
-def record_command(path: str, clock: str, target: Sequence[str]) -> list[str]:
+def record_command(
+    path: str, clock: str, target: Sequence[str], event: str, frequency: int
+) -> list[str]:
     return [
-        *["perf", "record", "-e", "cpu-clock", "-F", "4000", "-g", "-o", path],
+        *["perf", "record", "-e", event, "-F", str(frequency), "-g", "-o", path],
         *CLOCKS[clock],
         *target,
     ]
@@ -29,13 +33,19 @@ class Recording:
     """``perf record``, enabled when the constructor returns; its messages are in ``log``."""
 
     def __init__(
-        self, path: str, clock: str, target: Sequence[str], own_group: bool = False
+        self,
+        path: str,
+        clock: str,
+        target: Sequence[str],
+        own_group: bool = False,
+        event: str = "cpu-clock",
+        frequency: int = FREQUENCY,
     ) -> None:
         self.path = path
         self.log = path + ".log"
         control_read, self._control = os.pipe()
         self._acks, acks_write = os.pipe()
-        command = record_command(path, clock, target)
+        command = record_command(path, clock, target, event, frequency)
         command += ["-D", "-1", f"--control=fd:{control_read},{acks_write}"]
         try:
             with open(self.log, "wb") as log:
@@ -53,15 +63,22 @@ class Recording:
             os.close(control_read)
             os.close(acks_write)
         try:
-            self._enable()
+            self.enable()
         except BaseException:
             self.abort()
             raise
 
-    def _enable(self) -> None:
-        os.write(self._control, b"enable\n")
+    def enable(self) -> None:
+        self._have(b"enable\n")
+
+    def disable(self) -> None:
+        """No samples are taken until ``enable``."""
+        self._have(b"disable\n")
+
+    def _have(self, done: bytes) -> None:
+        os.write(self._control, done)
         if not procs.read_line(self._acks, _READY_SECONDS):
-            raise procs.Failed(f"perf record did not start: {self.messages()}")
+            raise procs.Failed(f"perf record has ended: {self.messages()}")
 
     def messages(self) -> str:
         with open(self.log, encoding="utf-8", errors="replace") as file:

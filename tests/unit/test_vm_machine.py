@@ -68,11 +68,12 @@ class Machine:
         script.write_text(PRELUDE + textwrap.dedent(body))
         script.chmod(0o755)
 
-    def run(self, body: str, seconds: float = 20) -> verdict.Verdict:
+    def run(self, body: str, seconds: float = 20, overall: float = 60) -> verdict.Verdict:
         self.qemu(body)
         files = ["tests/vm/guest.ini"]
+        limits = guest.Limits(seconds, overall)
         outcome = guest.run(
-            str(self.images), "6.12", "true\n", files, str(self.out), seconds, self.shown.append
+            str(self.images), "6.12", "true\n", files, str(self.out), limits, self.shown.append
         )
         return verdict.judge("6.12", outcome, str(self.out), tests=True)
 
@@ -154,6 +155,13 @@ def test_one_that_is_slow_is_waited_for_as_long_as_it_prints(machine: Machine) -
     assert time.monotonic() - began > 2
     assert found.status == 0
     assert machine.shown == [f"test_{turn} PASSED" for turn in range(1, 7)]
+
+
+def test_one_that_goes_on_and_on_is_cut(machine: Machine) -> None:
+    found = machine.run("up; while :; do echo test_c; sleep 0.1; done", overall=1)
+    assert found.status == verdict.TIMED_OUT
+    assert "GUEST LOST: it took too long" in found.line
+    assert machine.boots() == 1
 
 
 def test_half_a_line_is_progress_and_is_shown_when_it_is_whole(machine: Machine) -> None:
@@ -243,6 +251,43 @@ def test_the_worse_of_two_kernels_counts(machine: Machine) -> None:
     assert done.returncode == verdict.LOST
     assert "3 passed, 0 failed" in done.stdout
     assert "GUEST LOST: it died" in done.stdout
+
+
+GUEST_TESTS = """
+import time
+import pytest
+
+def test_done(): pass
+
+def test_long():
+    time.sleep(60)
+
+@pytest.fixture(scope="module")
+def prepared():
+    raise AssertionError("prepared")
+
+def test_left_over(prepared): pass
+
+@pytest.mark.only_on("6.1")
+def test_of_the_other_kernel(): pass
+"""
+
+
+def test_when_its_time_is_over_pytest_ends_and_names_what_was_not_run(tmp_path: Path) -> None:
+    shutil.copy(REPO / "tests/vm/guest/conftest.py", tmp_path)
+    (tmp_path / "test_guest.py").write_text(GUEST_TESTS)
+    guests = {"KSYM_GUEST": "6.12", "KSYM_GUEST_MINUTES": "0.05", "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", str(REPO / "tests/vm/guest.ini"), "-ra", tmp_path],
+        env={**os.environ, **guests},
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "1 failed, 1 passed, 1 deselected, 1 error" in done.stdout
+    assert "::test_long - Failed: the guest's 0.05 minutes ended here" in done.stdout
+    assert "::test_left_over - Failed: not run: the guest's 0.05 minutes are over" in done.stdout
 
 
 @pytest.mark.parametrize("ci, status, word", [("", 0, "SKIPPED: "), ("true", 126, "FAILED: ")])

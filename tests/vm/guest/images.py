@@ -1,4 +1,4 @@
-"""Has generated images run and be there: ``python3 -m tests.vm.guest.images TRUTH``.
+"""Has generated images run and be there: ``python3 -m tests.vm.guest.images TRUTH DATA``.
 
 A trampoline to a program that traces getpgid(2), which is called; the dispatcher of XDP,
 through which a program runs; and a congestion control made of BPF programs.
@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from tests.oracle import procs, programs, rawbpf, runner
+from tests.vm.guest.around import sampled
 from tests.vm.guest.structops import CongestionControl
 
 TRACED = "__x64_sys_getpgid"
@@ -50,11 +51,12 @@ def main() -> None:
     rawbpf.test_run(xdp, 1000)
     control = CongestionControl("ksym_images")
     names = rawbpf.kallsyms_bpf()
-    end = time.monotonic_ns() + _RUNS
-    while time.monotonic_ns() < end:
-        for _ in range(100):
-            os.getpgid(0)
-    runner.burn(xdp, _RUNS)
+    with sampled(sys.argv[2], frequency=499):
+        end = time.monotonic_ns() + _RUNS
+        while time.monotonic_ns() < end:
+            for _ in range(100):
+                os.getpgid(0)
+        runner.burn(xdp, _RUNS)
     told = {"pid": os.getpid(), "during": time.monotonic_ns(), "names": sorted(names.items())}
     Path(sys.argv[1]).write_text(json.dumps(told))
     control.close()

@@ -1,4 +1,4 @@
-"""Programs that outlive their unload: ``python3 -m tests.vm.guest.outliving TRUTH``.
+"""Programs that outlive their unload: ``python3 -m tests.vm.guest.outliving TRUTH DATA``.
 
 Each is held by a program array alone, runs a long bpf_loop once, and is deleted from the
 array meanwhile, which is its unload. Once it has ended, programs of its size are loaded
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from tests.oracle import procs, programs, rawbpf, runner
+from tests.vm.guest.around import sampled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,8 +98,8 @@ def take_place(start: int, end: int, seed: int) -> dict[str, Any]:
     raise procs.Failed("nothing took the place")
 
 
-def main() -> None:
-    count = rounds()
+def turns(count: int) -> list[dict[str, Any]]:
+    """What is true of ``_TURNS`` of them, a newcomer after each."""
     told: list[dict[str, Any]] = []
     for turn in range(_TRIES):
         outliving = Outliving(turn, count)
@@ -109,6 +110,13 @@ def main() -> None:
         told.append(outliving.told)
         if len(told) == _TURNS:
             break
+    return told
+
+
+def main() -> None:
+    count = rounds()
+    with sampled(sys.argv[2], frequency=249):
+        told = turns(count)
     Path(sys.argv[1]).write_text(json.dumps(told))
 
 

@@ -122,6 +122,7 @@ def static_address(name):
     raise AssertionError(name)
 
 
+@pytest.mark.only_on("6.12")
 def test_bcc_s_terms_are_kept_and_later_programs_named(worker):
     plain, stale, _, _ = ask("plain", worker)
     ours, fresh, start, name = ask("installed", worker)
@@ -175,6 +176,7 @@ class Tool:
 
 
 @pytest.mark.slow
+@pytest.mark.only_on("6.12")
 def test_profile_names_a_program_loaded_after_it_started(worker):
     worker.load("before")
     tool = Tool(True, _PROFILE, "-K", "-F", "199", "-p", str(worker.process.pid), "12")
@@ -184,6 +186,7 @@ def test_profile_names_a_program_loaded_after_it_started(worker):
 
 
 @pytest.mark.slow
+@pytest.mark.only_on("6.1")
 @pytest.mark.parametrize("installed", [False, True], ids=["plain", "installed"])
 def test_stackcount_names_a_program_loaded_after_its_first_report(worker, installed):
     """It asks for names every few seconds; bcc's own table is the first report's."""

@@ -17,8 +17,8 @@ REASONS = {AMONG_BPF.text, NOT_LOADED.text}
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    return Recorded(tmp_path_factory.mktemp("classic"), "classic")
+def recorded(workloads: Path) -> Recorded:
+    return Recorded(workloads, "classic")
 
 
 def test_the_filters_have_no_symbol(recorded: Recorded) -> None:

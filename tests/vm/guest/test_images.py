@@ -8,10 +8,14 @@ from tests.oracle import truth
 from tests.vm.guest.around import Recorded
 from tests.vm.guest.images import TRACED
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    return Recorded(tmp_path_factory.mktemp("images"), "images")
+def recorded(workloads: Path) -> Recorded:
+    return Recorded(workloads, "images")
 
 
 def of_kind(recorded: Recorded, prefix: str) -> list[tuple[int, int, str]]:

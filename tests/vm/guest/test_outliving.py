@@ -11,14 +11,15 @@ from tests.vm.guest.around import Recorded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Any
 
 GRACE_SPAN = 2_000_000_000
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    return Recorded(tmp_path_factory.mktemp("outliving"), "outliving")
+def recorded(workloads: Path) -> Recorded:
+    return Recorded(workloads, "outliving")
 
 
 def within(sample: truth.Sample, since: int, until: int) -> bool:

@@ -143,6 +143,7 @@ def judge(programs, asked):
 
 
 @pytest.mark.slow
+@pytest.mark.only_on("6.1")
 def test_eight_threads_get_no_wrong_answer_while_programs_come_and_go(monkeypatch):
     # Not perf_event: each of its reads opens programs by id, which takes an emulated kernel
     # minutes at this rate. tests/live asks it on a real machine.

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.oracle import perfctl, procs, programs, rawbpf, scenario, truth
+from tests.vm.guest.around import CLI, HANDLER, SECONDS
 
-HANDLER = f"{procs.REPO}/contrib/perf-script/ksym_handler.py"
-CLI = [sys.executable, "-m", "ksym_plugin.cli"]
-#: The emulation is slow: a compilation alone takes ten seconds.
-SECONDS = 240.0
-#: So many programs, and ms for each: a second of samples, which is a minute's work to read.
-SMALL = ("--count", "20", "--ms", "50")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: So many programs, ms for each, and samples a second: where all is emulated, reading what a
+#: second brings takes a quarter of a minute.
+SMALL = ("--count", "20", "--ms", "50", "--frequency", "999")
+#: What is recorded by one recorder: compiling its probe takes longer than any of them.
+SCENARIOS = {
+    **{clock: ("--clock", clock) for clock in perfctl.CLOCKS},
+    "all": ("--perf", "all", "--count", "10"),
+}
 ENOUGH = 0.995
 #: Opens a program by its id (BPF_PROG_GET_FD_BY_ID) and runs it for a second.
 BURN = """
@@ -29,23 +36,46 @@ runner.burn(rawbpf._bpf(13, attr), 1_000_000_000)
 """
 
 
+def record(history: str, source: str, *commands: list[str]) -> str:
+    """Run them in turn under ``ksym record``; what that said."""
+    words = [*CLI, "record", "--source", source, "-o", history, "--"]
+    in_turn = " && ".join(shlex.join(command) for command in commands)
+    return procs.run([*words, "sh", "-c", in_turn], SECONDS).err
+
+
+def plain(data: str) -> str:
+    return procs.run(["perf", "script", "--ns", "-i", data], SECONDS).out
+
+
+def handled(data: str, history: str) -> str:
+    script = ["perf", "script", "-i", data, "-s", HANDLER, "--", "-H", history]
+    return procs.run(script, SECONDS).out
+
+
 class Recorded:
-    """One scenario under ``ksym record --source``, and what is made of its samples."""
+    """The scenarios, and a program that was there before them and still is."""
 
-    def __init__(self, directory: Path, source: str, *options: str) -> None:
-        self.history = str(directory / "x.db")
-        around = [*CLI, "record", "--source", source, "-o", self.history, "--"]
-        self.said = procs.run(
-            [*around, *scenario.command(str(directory), *SMALL, *options)], SECONDS
-        ).err
-        found = scenario.Result(str(directory))
-        self.data, self.truth = found.data, found.truth
-        words = ["perf", "script", "-i", self.data]
-        self.plain = procs.run([*words, "--ns"], SECONDS).out
-        self.handled = procs.run([*words, "-s", HANDLER, "--", "-H", self.history], SECONDS).out
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.history, self.there = str(folder / "x.db"), str(folder / "there.data")
+        self.fd = programs.plain("still_there", 77, work=1500)
+        perf = ["perf", "record", "-q", "-e", "cpu-clock:I", "-F", "499", "-g", "-a"]
+        burn = [sys.executable, "-c", BURN, str(rawbpf.info(self.fd).id)]
+        commands = [[*perf, "-o", self.there, "--", *burn]]
+        for name, options in SCENARIOS.items():
+            (folder / name).mkdir()
+            commands.append(scenario.command(str(folder / name), *SMALL, *options))
+        self.said = record(self.history, "kprobe", *commands)
 
-    def scores(self) -> tuple[truth.Score, truth.Score]:
-        return truth.leaves(self.plain, self.truth), truth.leaves(self.handled, self.truth)
+    def scenario(self, name: str) -> scenario.Result:
+        return scenario.Result(str(self._folder / name))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    recorded = Recorded(tmp_path_factory.mktemp("recorded"))
+    yield recorded
+    rawbpf.close(recorded.fd)
 
 
 def assert_all_right(score: truth.Score) -> None:
@@ -55,43 +85,31 @@ def assert_all_right(score: truth.Score) -> None:
 
 
 @pytest.mark.parametrize("clock", sorted(perfctl.CLOCKS))
-def test_two_processes_through_the_kprobe(tmp_path: Path, clock: str) -> None:
-    recorded = Recorded(tmp_path, "kprobe", "--clock", clock)
-    before, after = recorded.scores()
+def test_two_processes_through_the_kprobe(recorded: Recorded, clock: str) -> None:
+    found = recorded.scenario(clock)
+    before = truth.leaves(plain(found.data), found.truth)
+    after = truth.leaves(handled(found.data, recorded.history), found.truth)
     print(f"perf -p, {clock}: alone {before}; with the history {after}")
     assert before.right < before.total / 2, before
     assert_all_right(after)
     assert " 0 losses" in recorded.said
 
 
-def test_subprograms_through_fentry(tmp_path: Path) -> None:
-    options = ("--mode", "subprograms", "--count", "10")
-    assert_all_right(Recorded(tmp_path, "fentry", *options).scores()[1])
-
-
-def test_perf_of_all_tasks_on_programs_that_are_gone(tmp_path: Path) -> None:
+def test_perf_of_all_tasks_on_programs_that_are_gone(recorded: Recorded) -> None:
     """perf knows of their loads, and yet names none of them where it reads kcore."""
-    recorded = Recorded(tmp_path, "kprobe", "--perf", "all", "--count", "8")
-    before, after = recorded.scores()
+    found = recorded.scenario("all")
+    text = handled(found.data, recorded.history)
+    before, after = (truth.leaves(each, found.truth) for each in (plain(found.data), text))
     print(f"perf -a, gone: alone {before}; with the history {after}")
     assert_all_right(after)
     assert before.share_right < after.share_right
-    assert "\0" not in recorded.handled
+    assert "\0" not in text
 
 
-def test_perf_of_all_tasks_on_a_program_that_is_there(tmp_path: Path) -> None:
+def test_perf_of_all_tasks_on_a_program_that_is_there(recorded: Recorded) -> None:
     """It is named from kcore's map, in part, with a NUL and what lies behind it."""
-    history, data = str(tmp_path / "x.db"), str(tmp_path / "perf.data")
-    fd = programs.plain("still_there", 77, work=1500)
-    info = rawbpf.info(fd)
+    info = rawbpf.info(recorded.fd)
     (start,), (length,), name = info.starts, info.lens, rawbpf.kallsyms_bpf()[info.starts[0]]
-    run = [sys.executable, "-c", BURN, str(info.id)]
-    words = [*CLI, "record", "--source", "kprobe", "-o", history, "--"]
-    perf = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "499", "-g", "-a", "-o", data, "--"]
-    procs.run([*words, *perf, *run], SECONDS)
-    script = ["perf", "script", "-i", data]
-    plain = procs.run(script, SECONDS).out
-    handled = procs.run([*script, "-s", HANDLER, "--", "-H", history], SECONDS).out
 
     def leaves(text: str) -> list[str]:
         """The names of the leaves in the program."""
@@ -101,15 +119,24 @@ def test_perf_of_all_tasks_on_a_program_that_is_there(tmp_path: Path) -> None:
             if sample.frames and start <= sample.frames[0].ip < start + length
         ]
 
-    alone, ours = leaves(plain), leaves(handled)
+    text = handled(recorded.there, recorded.history)
+    alone, ours = leaves(plain(recorded.there)), leaves(text)
     print(f"perf -a, still loaded: alone {alone.count(name)} of {len(alone)} named right")
     assert len(ours) == len(alone) > 100
     assert set(ours) == {name}
-    assert "\0" not in handled
-    os.close(fd)
+    assert "\0" not in text
+
+
+def test_subprograms_through_fentry(tmp_path: Path) -> None:
+    options = (*SMALL, "--mode", "subprograms", "--count", "10")
+    history = str(tmp_path / "x.db")
+    record(history, "fentry", scenario.command(str(tmp_path), *options))
+    found = scenario.Result(str(tmp_path))
+    assert_all_right(truth.leaves(handled(found.data, history), found.truth))
 
 
 @pytest.mark.slow
+@pytest.mark.only_on("6.12")
 def test_others_tools_work_beside_us(tmp_path: Path) -> None:
     """bcc's own tools attach, see what they are for, and end as without us."""
     history = str(tmp_path / "x.db")
@@ -126,10 +153,6 @@ def test_others_tools_work_beside_us(tmp_path: Path) -> None:
         finally:
             procs.end(busy)
         assert re.search(r" \d+$", profile, re.MULTILINE), profile
-        data = str(tmp_path / "perf.data")
-        words = ["perf", "record", "-q", "-a", "-g", "-e", "cpu-clock", "-o", data, "sleep", "1"]
-        procs.run(words, SECONDS)
-        assert "cpu-clock" in procs.run(["perf", "script", "-i", data], SECONDS).out
     finally:
         recorder.terminate()
         _, said = recorder.communicate(timeout=SECONDS)

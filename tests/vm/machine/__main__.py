@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 KERNELS = ("6.1", "6.12")
 TESTS = "tests/vm/guest"
+#: What pytest may take after its time to name the tests that were not run.
+REPORT_SECONDS = 180
 _REPO = os.path.dirname(os.path.dirname(os.path.dirname(cache.HERE)))
 # -v: a line a test, by which a slow guest is told from one that hangs; and the console ends
 # with the test that a lost guest was at.
 _PYTEST = (
-    "-c tests/vm/guest.ini --rootdir . -v -ra -p no:cacheprovider --durations=5 "
+    "-c tests/vm/guest.ini --rootdir . -v -ra -p no:cacheprovider --durations=15 "
     "--junitxml=/job/out/junit.xml"
 )
 _printing = threading.Lock()
@@ -70,6 +72,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shell", metavar="SCRIPT", help="run this with bash instead of pytest")
     parser.add_argument(
         "--silence", type=float, default=300, help="seconds after which a silent guest is lost"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=30,
+        help="after which tests are no longer begun, and a guest still at work is soon lost",
     )
     parser.add_argument("--out", default="build/vm", help="where results go, a folder a kernel")
     options, rest = parser.parse_known_args()
@@ -124,7 +132,8 @@ def _one(
 
     try:
         job = script(kernel, options)
-        outcome = guest.run(images, kernel, job, files, work, options.silence, show)
+        limits = guest.Limits(options.silence, options.minutes * 60 + REPORT_SECONDS)
+        outcome = guest.run(images, kernel, job, files, work, limits, show)
         os.chmod(work, 0o755)
         final = os.path.join(options.out, kernel)
         shutil.rmtree(final, ignore_errors=True)
@@ -138,7 +147,9 @@ def _one(
 
 def script(kernel: str, options: argparse.Namespace) -> str:
     """The job: the script asked for, or pytest with its report among the results."""
-    head = f'export PYTHONPATH="$PWD:$PWD/hooks" KSYM_GUEST={kernel}\n'
+    head = f'export PYTHONPATH="$PWD:$PWD/hooks" KSYM_GUEST={kernel}'
+    # With columns for why a test failed: pytest cuts the lines of its summary off.
+    head += f" KSYM_GUEST_MINUTES={options.minutes:g} COLUMNS=160\n"
     if options.shell is not None:
         return f"{head}{options.shell}\n"
     paths = [] if any(os.path.exists(a.split("::")[0]) for a in options.pytest) else [TESTS]

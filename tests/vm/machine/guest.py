@@ -29,6 +29,7 @@ BOOT_SECONDS = 300
 NEVER_UP = "never came up"
 DIED = "died"
 SILENT = "printed nothing for too long"
+LATE = "took too long"
 
 # thread=single: two emulated CPUs in one thread, because patched kernel text is not seen at
 # once by the other CPU's thread and 6.12 has died of that. -cx16: QEMU 7.2 emulates
@@ -40,6 +41,16 @@ _KERNEL_LINE = (
     "rcupdate.rcu_cpu_stall_suppress=1 mitigations=off "
     "root=/dev/nvme0n1 rootfstype=ext4 rw init=/sbin/guest-init"
 )
+
+
+class Limits:
+    """What a guest may take once it is up, in seconds: without printing anything, and in all."""
+
+    __slots__ = ("overall", "silence")
+
+    def __init__(self, silence: float, overall: float) -> None:
+        self.silence = silence
+        self.overall = overall
 
 
 class Outcome:
@@ -60,14 +71,14 @@ def run(
     job: str,
     files: Sequence[str],
     out: str,
-    seconds: float,
+    limits: Limits,
     show: Callable[[str], None],
 ) -> Outcome:
     """Run the bash script ``job`` in a copy of ``files`` (relative to here), on that kernel.
 
-    It may take as long as it likes, but must not print nothing for ``seconds``. What it leaves
-    in ``/job/out`` is then in ``out``, beside ``console.log``. ``show`` gets its output line by
-    line. Raises children.Failed or OSError when no guest could be started at all.
+    What it leaves in ``/job/out`` is then in ``out``, beside ``console.log``, also when it was
+    cut off by one of its ``limits``. ``show`` gets its output line by line. Raises
+    children.Failed or OSError when no guest could be started at all.
     """
     began = time.monotonic()
     cache.room(images, cache.GUEST_BYTES)
@@ -77,8 +88,8 @@ def run(
         _put_in(disk, job, files)
         with open(os.path.join(out, "console.log"), "wb") as log:
             for _ in range(BOOTS):
-                boot = Boot(_command(images, kernel, path), disk.fileno(), log, show)
-                boot.watch(seconds)
+                boot = Boot(_command(images, kernel, path), disk.fileno(), log, show, limits)
+                boot.watch()
                 if boot.lost != NEVER_UP:
                     break
         status = _take_out(disk, out)
@@ -136,24 +147,30 @@ class Boot:
     """QEMU's run from its start to its end, watched through the guest's console."""
 
     def __init__(
-        self, command: list[str], disk: int, log: BinaryIO, show: Callable[[str], None]
+        self,
+        command: list[str],
+        disk: int,
+        log: BinaryIO,
+        show: Callable[[str], None],
+        limits: Limits,
     ) -> None:
         self.release = ""
         self.lost = ""
         self._said = ""
         self._begun = b""
-        self._boot_until = time.monotonic() + BOOT_SECONDS
+        self._until = time.monotonic() + BOOT_SECONDS
         self._done = False
-        self._cut = False
+        self._cut = ""
         self._log = log
         self._show = show
+        self._limits = limits
         self._child = children.start(command, fds=[disk])
 
-    def watch(self, seconds: float) -> None:
-        """Until QEMU has ended, which it is made to do when it is silent for too long."""
+    def watch(self) -> None:
+        """Until QEMU has ended, which it is made to do when one of its limits is reached."""
         assert self._child.stdout is not None
         with self._child.stdout as console:
-            while data := self._read(console.fileno(), seconds):
+            while data := self._read(console.fileno()):
                 self._log.write(data)
                 self._log.flush()
                 *whole, self._begun = (self._begun + data).split(b"\n")
@@ -163,20 +180,21 @@ class Boot:
             self._line(self._begun)
         status = children.end(self._child)
         if self.release:
-            self.lost = SILENT if self._cut else ""
+            self.lost = self._cut
         elif status > 0:  # not a guest's end: QEMU itself gave up
             raise children.Failed(f"{QEMU} ended with status {status}: {self._said.strip()}")
         else:
             self.lost = NEVER_UP
 
-    def _read(self, console: int, seconds: float) -> bytes:
+    def _read(self, console: int) -> bytes:
         """What the console says next; nothing when QEMU has ended."""
-        limit = seconds if self.release else self._boot_until - time.monotonic()
+        left = self._until - time.monotonic()
+        limit = min(left, self._limits.silence) if self.release else left
         # Not select(2), which knows no descriptor above 1023.
         poller = select.poll()
         poller.register(console, select.POLLIN)
-        if not self._cut and not poller.poll(max(0, limit) * 1000):
-            self._cut = True
+        if not self._cut and (left <= 0 or not poller.poll(max(0, limit) * 1000)):
+            self._cut = LATE if limit == left else SILENT
             self._child.kill()
         return os.read(console, 1 << 16)
 
@@ -186,6 +204,7 @@ class Boot:
         up = not self.release and re.search(r"GUEST_UP (\S+)", line)
         if up:
             self.release = up[1]
+            self._until = time.monotonic() + self._limits.overall
         elif "GUEST_DONE" in line:
             self._done = True
         elif self.release and not self._done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import xml.etree.ElementTree as ElementTree
 
-from tests.vm.machine.guest import SILENT
+from tests.vm.machine.guest import LATE, SILENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def judge(kernel: str, outcome: Outcome, out: str, *, tests: bool) -> Verdict:
     if outcome.status is None:
         tail = console_tail(os.path.join(out, "console.log"))
         line = f"{tail}{where}: GUEST LOST: it {outcome.lost}, {took}; console in {out}"
-        return Verdict(TIMED_OUT if outcome.lost == SILENT else LOST, line)
+        return Verdict(TIMED_OUT if outcome.lost in (SILENT, LATE) else LOST, line)
     if not tests:
         return Verdict(outcome.status, f"{where}: status {outcome.status} {took}")
     counts = count(os.path.join(out, "junit.xml"))
