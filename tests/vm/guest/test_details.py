@@ -77,18 +77,18 @@ def test_a_trampoline_says_what_it_traces():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("life", [1, 2, 10, 100])
+@pytest.mark.parametrize("life", [2, 10, 100])
 def test_what_share_is_read_in_time(life, kernel):
     process = DetailsProcess()
     told(process, 3)
     process.counts.clear()
-    procs.run([sys.executable, "-c", TURNS, "100", str(life)], 120)
+    procs.run([sys.executable, "-c", TURNS, "40", str(life)], 120)
     told(process, 1)
     process.finish()
     share = process.counts.get("", 0)
     os.makedirs("/job/out", exist_ok=True)
     with open("/job/out/lines-share.txt", "a") as file:
         file.write(f"{kernel} {life} ms: {process.summary()}\n")
-    assert share + process.counts.get(GONE, 0) == 100
+    assert share + process.counts.get(GONE, 0) == 40
     # Here everything takes twenty times as long as on the machine around it.
-    assert share >= {1: 0, 2: 0, 10: 30, 100: 95}[life], process.counts
+    assert share >= {2: 0, 10: 12, 100: 38}[life], process.counts
