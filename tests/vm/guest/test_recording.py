@@ -23,7 +23,7 @@ SMALL = ("--count", "20", "--ms", "50", "--frequency", "999")
 #: What is recorded by one recorder: compiling its probe takes longer than any of them.
 SCENARIOS = {
     **{clock: ("--clock", clock) for clock in perfctl.CLOCKS},
-    "all": ("--perf", "all", "--count", "10"),
+    "all": ("--perf", "all"),
 }
 ENOUGH = 0.995
 #: Opens a program by its id (BPF_PROG_GET_FD_BY_ID) and runs it for a second.
@@ -34,6 +34,8 @@ attr = bytearray(144)
 struct.pack_into("=I", attr, 0, int(sys.argv[1]))
 runner.burn(rawbpf._bpf(13, attr), 1_000_000_000)
 """
+#: An idle machine has nothing to show, and a busy one compiles nothing.
+BUSY = "import os, time\nwhile True: os.urandom(1 << 18), time.sleep(0.05)"
 
 
 def record(history: str, source: str, *commands: list[str]) -> str:
@@ -128,7 +130,7 @@ def test_perf_of_all_tasks_on_a_program_that_is_there(recorded: Recorded) -> Non
 
 
 def test_subprograms_through_fentry(tmp_path: Path) -> None:
-    options = (*SMALL, "--mode", "subprograms", "--count", "10")
+    options = (*SMALL, "--mode", "subprograms")
     history = str(tmp_path / "x.db")
     record(history, "fentry", scenario.command(str(tmp_path), *options))
     found = scenario.Result(str(tmp_path))
@@ -146,10 +148,9 @@ def test_others_tools_work_beside_us(tmp_path: Path) -> None:
     try:
         assert recorder.stderr is not None
         assert b"recording with kprobe" in procs.read_line(recorder.stderr.fileno(), SECONDS)
-        # An idle machine has nothing to show.
-        busy = procs.start([sys.executable, "-c", "while True: sum(range(1000))"])
+        busy = procs.start([sys.executable, "-c", BUSY])
         try:
-            profile = procs.run(["profile-bpfcc", "-F", "49", "-f", "3"], SECONDS).out
+            profile = procs.run(["profile-bpfcc", "-K", "-F", "49", "-f", "3"], SECONDS).out
         finally:
             procs.end(busy)
         assert re.search(r" \d+$", profile, re.MULTILINE), profile
