@@ -433,6 +433,7 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch, construct, where):
         "self-test": (probe, "self_test"),
         "rings": (probe, "open_rings"),
     }[where]
+    construct().close()  # is compiled by now
     monkeypatch.setattr(target, name, fail)
     before, known = fds(), kernel_programs()
     with pytest.raises(SourceError):
