@@ -16,9 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-from tests.oracle import procs, programs, rawbpf, runner
+from tests.oracle import programs, rawbpf, runner
 from tests.vm.guest.around import sampled
-from tests.vm.guest.structops import Struct
+from tests.vm.guest.structops import Struct, kernel_btf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class Code:
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """While the kernel's trace tells where programs are put."""
-    text = procs.run(["bpftool", "btf", "dump", "file", "/sys/kernel/btf/vmlinux"], 120).out
-    at = Struct(text, "bpf_prog").offsets
+    at = Struct(kernel_btf(), "bpf_prog").offsets
     fetch = f"start=+{at['bpf_func']}($retval):x64 len=+{at['jited_len']}($retval):u32"
     events = _TRACING / "kprobe_events"
     events.write_text(f"r:{_EVENT} bpf_prog_select_runtime {fetch}")

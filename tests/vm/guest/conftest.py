@@ -9,12 +9,17 @@ import time
 
 import pytest
 
+from ksym_plugin.sources import probe
+from ksym_plugin.sources.bcc_loader import BccProgram
+from ksym_plugin.sources.probe_records import BpfRing
+from tests.oracle import rawbpf
 from tests.vm.guest import around
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from typing import Any
 
 if os.environ.get("KSYM_GUEST") is None:
     # On the host they are not even imported: they need bcc and a kernel made for them.
@@ -89,3 +94,46 @@ def workloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workloads")
     around.record(folder)
     return folder
+
+
+class Compiled:
+    """A program that was compiled before, opened again; ``pages`` are those of its ring."""
+
+    def __init__(self, program: BccProgram, pages: int) -> None:
+        self._fds = [os.dup(fd) for fd in program._fds]
+        self.programs = self._fds[: len(program.programs)]
+        self.maps = dict(zip(program.maps, self._fds[len(program.programs) :]))
+        if pages:
+            # Away with what nobody has read.
+            ring = BpfRing(self.maps["events"], pages * 4096)
+            ring.take()
+            ring.close()
+
+    def close(self) -> None:
+        rawbpf.close(*self._fds)
+        self._fds.clear()
+
+
+@pytest.fixture(scope="session")
+def compiled() -> Iterator[dict[Any, BccProgram]]:
+    """What was compiled so far, by what was asked for. Of fentry it stays attached."""
+    made: dict[Any, BccProgram] = {}
+    yield made
+    for program in made.values():
+        program.close()
+
+
+@pytest.fixture(scope="module")
+def compiled_once(compiled: dict[Any, BccProgram]) -> Iterator[None]:
+    """Sources start without the compiler, which takes ten seconds, but the first of a kind."""
+
+    def load(flags: list[str], *rest: Any) -> Compiled:
+        key = (*flags, *rest)
+        if key not in compiled:
+            compiled[key] = BccProgram(flags, *rest)
+        (pages,) = [int(flag.partition("=")[2]) for flag in flags if "=" in flag] or [0]
+        return Compiled(compiled[key], pages)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "BccProgram", load)
+        yield

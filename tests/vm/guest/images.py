@@ -15,9 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from tests.oracle import procs, programs, rawbpf, runner
+from tests.oracle import programs, rawbpf, runner
 from tests.vm.guest.around import sampled
-from tests.vm.guest.structops import CongestionControl
+from tests.vm.guest.structops import CongestionControl, kernel_btf
 
 TRACED = "__x64_sys_getpgid"
 _TRACING, _FENTRY, _XDP = 26, 24, 6
@@ -27,8 +27,7 @@ _RUNS = 1_500_000_000
 
 def tracer() -> list[int]:
     """Descriptors of a small fentry program, and of what has attached it."""
-    text = procs.run(["bpftool", "btf", "dump", "file", "/sys/kernel/btf/vmlinux"], 120).out
-    found = re.search(rf"^\[(\d+)\] FUNC '{TRACED}' ", text, re.M)
+    found = re.search(rf"^\[(\d+)\] FUNC '{TRACED}' ", kernel_btf(), re.M)
     assert found
     code = programs.burn(5, work=20) + programs.insn(0xB7) + programs.insn(0x95)
     insns = ctypes.create_string_buffer(code, len(code))

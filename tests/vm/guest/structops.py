@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 import struct
@@ -13,6 +14,12 @@ _STRUCT_OPS_MAP, _STRUCT_OPS_PROG = 26, 27
 _MAP_CREATE, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD = 0, 2, 3, 5
 #: What tcp_register_congestion_control() insists on.
 _MEMBERS = ("ssthresh", "cong_avoid", "undo_cwnd")
+
+
+@functools.cache
+def kernel_btf() -> str:
+    """The kernel's BTF as text, which takes seconds."""
+    return procs.run(["bpftool", "btf", "dump", "file", "/sys/kernel/btf/vmlinux"], 120).out
 
 
 class Struct:
@@ -31,7 +38,7 @@ class CongestionControl:
     """Registered while it is open; ``fds`` are its programs."""
 
     def __init__(self, name: str) -> None:
-        text = procs.run(["bpftool", "btf", "dump", "file", "/sys/kernel/btf/vmlinux"], 120).out
+        text = kernel_btf()
         ops = Struct(text, "tcp_congestion_ops")
         value = Struct(text, "bpf_struct_ops_tcp_congestion_ops")
         self.fds = [_program(ops, member) for member in _MEMBERS]

@@ -12,13 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from bcc import BPF
 
 from ksym_plugin.kernel.bpf_prog import ProgramReader
 from ksym_plugin.sources import probe
 from ksym_plugin.sources.bcc_loader import BccProgram
 from ksym_plugin.sources.probe import FentrySource, KprobeSource
-from ksym_plugin.sources.probe_records import BpfRing
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import (
     BPF_DISPATCHER,
@@ -30,7 +28,10 @@ from ksym_plugin.timeline.symbols import (
     Unload,
 )
 from tests.oracle import procs, programs, rawbpf
-from tests.vm.guest import burst, structops
+from tests.vm.guest import burst, images, structops
+
+# Tests that are about compiling put ``BccProgram`` back.
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 KPROBES = Path("/sys/kernel/debug/kprobes/list")
 XDP = 6
@@ -51,48 +52,8 @@ def only_on(kernel, *values):
     return pytest.param(*values, marks=pytest.mark.only_on(kernel))
 
 
-class Compiled:
-    """A program that was compiled before, opened again."""
-
-    def __init__(self, program, pages):
-        self._fds = [os.dup(fd) for fd in program._fds]
-        self.programs = self._fds[: len(program.programs)]
-        self.maps = dict(zip(program.maps, self._fds[len(program.programs) :]))
-        if pages:
-            # Away with what nobody has read.
-            ring = BpfRing(self.maps["events"], pages * 4096)
-            ring.take()
-            ring.close()
-
-    def close(self):
-        while self._fds:
-            os.close(self._fds.pop())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    """The compiler takes ten seconds: what was compiled once is opened again.
-
-    Of fentry it stays attached. Tests that are about compiling put ``BccProgram`` back.
-    """
-    made = {}
-
-    def compiled(flags, *rest):
-        key = (*flags, *rest)
-        if key not in made:
-            made[key] = BccProgram(flags, *rest)
-        (pages,) = [int(flag.partition("=")[2]) for flag in flags if "=" in flag] or [0]
-        return Compiled(made[key], pages)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probe, "BccProgram", compiled)
-        yield
-    for program in made.values():
-        program.close()
-
-
 @pytest.fixture(scope="module", params=list(KINDS))
-def opened(request):
+def opened(request, compiled_once):
     construct, ring = KINDS[request.param]
     source = construct(ring=ring)
     yield source
@@ -195,12 +156,12 @@ def test_a_name_of_full_length_is_whole(source):
 
 
 def test_a_trampoline_comes_and_goes(source):
-    tracer = BPF(text=b"KFUNC_PROBE(bpf_fentry_test1, int a) { return 0; }", cflags=["-w"])
+    tracer = images.tracer()
     try:
         names = rawbpf.kallsyms_bpf()
         loads = of_kind(source.read(), Load)
     finally:
-        tracer.cleanup()
+        rawbpf.close(*tracer)
     (image,) = [load for load in loads if load.symbol.kind == BPF_TRAMPOLINE]
     symbol = image.symbol
     assert names[symbol.start] == symbol.name

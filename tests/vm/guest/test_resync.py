@@ -7,14 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
-from bcc import BPF
 
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.sources.probe import KprobeSource
 from tests.oracle import rawbpf
-from tests.vm.guest import burst
+from tests.vm.guest import burst, images
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 UNPRIVILEGED = Path("/proc/sys/kernel/unprivileged_bpf_disabled")
 NOBODY = 65534
@@ -54,20 +55,20 @@ def names(recorder):
 
 
 def test_the_last_image_is_gone_though_its_end_was_lost(recorder):
-    tracer = BPF(text=b"KFUNC_PROBE(bpf_fentry_test1, int a) { return 0; }", cflags=["-w"])
+    tracer = images.tracer()
     try:
         recorder.step()
-        images = [name for name in names(recorder).values() if "trampoline" in name]
+        held = [name for name in names(recorder).values() if "trampoline" in name]
         overflow()
     finally:
-        tracer.cleanup()
+        rawbpf.close(*tracer)
     # Images are freed a grace period late.
     deadline = time.monotonic() + 20
-    while set(images) & set(rawbpf.kallsyms_bpf().values()):
+    while set(held) & set(rawbpf.kallsyms_bpf().values()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     step_until(recorder, 2)
-    assert images
+    assert held
     assert names(recorder) == rawbpf.kallsyms_bpf()
 
 
