@@ -446,9 +446,9 @@ def resident():
 
 _START = """
 from ksym_plugin.timeline.errors import SourceError
-from ksym_plugin.sources.{0} import {1}
+from ksym_plugin.sources.probe import {0}
 try:
-    {1}().close()
+    {0}().close()
 except SourceError as error:
     print(error)
 else:
@@ -456,18 +456,15 @@ else:
 """
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [only_on("6.1", "kprobe", "KprobeSource"), only_on("6.12", "fentry", "FentrySource")],
-)
-def test_missing_headers_have_a_sentence_and_the_terminal_nothing(module, name):
-    script = _START.format(module, name)
+@pytest.mark.parametrize("name", [only_on("6.1", "KprobeSource"), only_on("6.12", "FentrySource")])
+def test_missing_headers_have_a_sentence_and_the_terminal_nothing(name):
+    script = _START.format(name)
     hidden = 'mount -t tmpfs none /lib/modules && exec "$@"'
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", hidden, "sh", sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert f"the headers of this kernel ({os.uname().release}) are not installed" in done.stdout
@@ -475,11 +472,9 @@ def test_missing_headers_have_a_sentence_and_the_terminal_nothing(module, name):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [("kprobe", "KprobeSource"), ("fentry", "FentrySource")]
-)
-def test_an_ordinary_user_gets_a_sentence(module, name):
-    script = "import os; os.setgid(65534); os.setuid(65534)\n" + _START.format(module, name)
+@pytest.mark.parametrize("name", ["KprobeSource", "FentrySource"])
+def test_an_ordinary_user_gets_a_sentence(name):
+    script = "import os; os.setgid(65534); os.setuid(65534)\n" + _START.format(name)
     done = procs.run([sys.executable, "-c", script], 60)
     assert "CAP_BPF and CAP_PERFMON" in done.out
 
@@ -491,10 +486,10 @@ def test_pypi_s_bcc_is_passed_over_for_the_system_s(tmp_path):
     (package / "__init__.py").write_text("raise ImportError('the wrong bcc')\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.getcwd()}"}
     done = subprocess.run(
-        [sys.executable, "-c", _START.format("kprobe", "KprobeSource")],
+        [sys.executable, "-c", _START.format("KprobeSource")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
         env=environment,
     )
