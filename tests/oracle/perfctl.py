@@ -13,17 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CLOCKS = {"mono": ["-k", "CLOCK_MONOTONIC"], "perf": []}
-#: Samples a second; an emulated machine wants fewer.
-FREQUENCY = 4000
 _READY_SECONDS = 120.0
 _STOP_SECONDS = 180.0
 
 
-def record_command(
-    path: str, clock: str, target: Sequence[str], event: str, frequency: int
-) -> list[str]:
+def record_command(path: str, clock: str, target: Sequence[str], event: str) -> list[str]:
     return [
-        *["perf", "record", "-e", event, "-F", str(frequency), "-g", "-o", path],
+        *["perf", "record", "-e", event, "-F", "4000", "-g", "-o", path],
         *CLOCKS[clock],
         *target,
     ]
@@ -39,13 +35,12 @@ class Recording:
         target: Sequence[str],
         own_group: bool = False,
         event: str = "cpu-clock",
-        frequency: int = FREQUENCY,
     ) -> None:
         self.path = path
         self.log = path + ".log"
         control_read, self._control = os.pipe()
         self._acks, acks_write = os.pipe()
-        command = record_command(path, clock, target, event, frequency)
+        command = record_command(path, clock, target, event)
         command += ["-D", "-1", f"--control=fd:{control_read},{acks_write}"]
         try:
             with open(self.log, "wb") as log:

@@ -100,8 +100,10 @@ def _start_perf(args: argparse.Namespace, runner: int) -> perfctl.Recording | No
     if args.perf == "none":
         return None
     target = ["-a"] if args.perf == "all" else ["-p", str(runner)]
-    target += args.also.split()
-    return perfctl.Recording(os.path.join(args.out, "perf.data"), args.clock, target)
+    # Of all tasks but the idle ones, which a machine has much of.
+    event = "cpu-clock:I" if args.perf == "all" else "cpu-clock"
+    data = os.path.join(args.out, "perf.data")
+    return perfctl.Recording(data, args.clock, [*target, *args.also.split()], event=event)
 
 
 def main() -> None:

@@ -31,7 +31,8 @@ _HISTORY = "x.db"
 @contextlib.contextmanager
 def sampled(data: str, frequency: int) -> Iterator[None]:
     """All tasks of the machine but the idle ones, on CLOCK_MONOTONIC."""
-    perf = perfctl.Recording(data, "mono", ["-a"], event="cpu-clock:I", frequency=frequency)
+    target = ["-a", "-F", str(frequency)]
+    perf = perfctl.Recording(data, "mono", target, event="cpu-clock:I")
     try:
         yield
     finally:

@@ -126,7 +126,7 @@ def turn(module: str, perf: Recording) -> dict:
 def main(path: str, data: str, turns: str, *modules: str) -> None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET) as kind:
         kind.bind(("hash", "sha256"))  # brings what all of them need
-    perf = Recording(data, "mono", ["-p", str(os.getpid())], frequency=499)
+    perf = Recording(data, "mono", ["-p", str(os.getpid()), "-F", "499"])
     perf.disable()
     with open(path, "w") as file:
         for number in range(int(turns)):

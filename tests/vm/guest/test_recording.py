@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: So many programs, ms for each, and samples a second, of which an emulated timer brings a few
 #: hundred at the utmost.
-SMALL = ("--count", "20", "--ms", "100", "--frequency", "999")
+SMALL = ("--count", "20", "--ms", "100", "--also=-F 999")
 #: What is recorded by one recorder: compiling its probe takes longer than any of them.
 SCENARIOS = {
     **{clock: ("--clock", clock) for clock in perfctl.CLOCKS},
