@@ -28,7 +28,7 @@ KINDS = {
     "task": ("--clock", "perf"),
     "all": ("--clock", "mono", "--perf", "all"),
     "events": ("--clock", "perf", "--also=-e page-faults -e context-switches"),
-    "dwarf": ("--clock", "mono", "--also=--call-graph dwarf,1024"),
+    "dwarf": ("--clock", "mono", "--count", "10", "--also=--call-graph dwarf,1024"),
 }
 
 pytestmark = [pytest.mark.usefixtures("perf", "perf_python"), pytest.mark.slow]
@@ -39,7 +39,7 @@ class Recorded:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.history, self.data = str(folder / "x.db"), str(folder / "perf.data")
-        work = scenario.command(str(folder), "--count", "40", "--ms", "20", *options)
+        work = scenario.command(str(folder), "--count", "30", "--ms", "20", *options)
         procs.run([*KSYM, "record", "-o", self.history, "--", *work], scenario.SECONDS + 30)
         self.truth: dict[str, Any] = json.loads((folder / "truth.json").read_text())
 
