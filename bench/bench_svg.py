@@ -27,7 +27,7 @@ def rows(quick: bool) -> list[dict[str, Any]]:
 
     def draw() -> None:
         nonlocal drawn
-        drawn = "".join(flamegraph.draw(folded.parse(lines), flamegraph.Picture()))
+        drawn = "".join(flamegraph.draw(folded.parse(lines), "bench"))
 
     (taken,) = in_turn(rounds, lambda: draw)
     size = len(drawn.encode("utf-8")) / 1e6

@@ -82,7 +82,7 @@ class FoldedOutput:
     def sample(self, event: dict[str, Any], pieces: list[int]) -> None:
         """A sample of perf's Python, its frames leaf first."""
         sample = event.get("sample") or {}
-        comm, tid = event.get("comm") or "", int(sample.get("tid", -1))
+        comm, tid = str(event.get("comm") or ""), int(sample.get("tid", -1))
         stack = self.stack(pieces)
         self.add(str(event.get("ev_name")), comm, tid, int(sample.get("period", 1)), stack)
 

@@ -115,7 +115,8 @@ EVENTS = st.fixed_dictionaries(
 @given(events=st.lists(EVENTS | ANYTHING, max_size=4), is_terminal=st.booleans())
 def test_no_event_raises(path: str, form: str, events: list[Any], is_terminal: bool) -> None:
     good = event(bpf(BASE + 8, A, 8), time=5 * SECOND)
-    text, said = handle(path, form, [*events, good], is_terminal)
+    # More than of any other event, so that stacks are counted of this one.
+    text, said = handle(path, form, [*events, *[good] * 5], is_terminal)
     # And whatever came before, a good sample is still right.
     wanted = f"demo;{A}_[k] " if form == "folded" else f"\t{BASE + 8:x} {A}+0x8 ([bpf])\n"
     assert wanted in text
