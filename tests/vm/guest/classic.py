@@ -31,7 +31,7 @@ _SO_ATTACH_FILTER = 26
 _NO_NEW_PRIVS, _SET_SECCOMP, _MODE_FILTER, _ALLOW = 38, 22, 2, 0x7FFF0000
 #: net.core.optmem_max leaves room for no more than 2,500.
 _LENGTH = 2_000
-_SECONDS = 2.0
+_SECONDS = 3.0
 
 
 class Code:
@@ -106,7 +106,7 @@ def main() -> None:
         while time.monotonic_ns() < began + _SECONDS * 1e9:
             pair.pound()
             for fd in (before, after):
-                runner.burn(fd, 10_000_000)
+                runner.burn(fd, 4_000_000)
         during = (began + time.monotonic_ns()) // 2
     infos = [rawbpf.info(fd) for fd in (before, after)]
     told = {
