@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 
@@ -43,6 +44,8 @@ def main() -> int:
         parser.error(f"no such subject: {', '.join(sorted(unknown))}")
     names = chosen.subjects or list(SUBJECTS)
     measured, crashed = {}, {}
+    # An installed package's bytecode is kept.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for name in names:
         print(f"bench: {SUBJECTS[name]} ...", file=sys.stderr, flush=True)
         try:
