@@ -20,6 +20,7 @@ from ksym_plugin.kernel.clocks import clock_of_attr
 from ksym_plugin.perf import data, text
 from ksym_plugin.perf.output import say
 from ksym_plugin.perf.repaint import Annotator
+from ksym_plugin.stacks.frames import Counts
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
@@ -218,6 +219,8 @@ class Selection:
         self._symbols = request.symbols
         self._stops = request.stops
         self._event = event
+        #: The events there are.
+        self._events: Counts[bytes, bytes] = Counts()
         self._times = request.times
         self._cutter = text.Cutter()
         self._passed: list[bytes] = []
@@ -236,9 +239,10 @@ class Selection:
         return before + self._take() + after
 
     def close(self) -> bytes:
-        """The rest."""
+        """The rest. KsymError if there are samples, but none of the event."""
         self._line(self._cutter.rest())
         self._end()
+        self._events.choose(self._event)
         return self._take()
 
     def _take(self) -> bytes:
@@ -274,8 +278,10 @@ class Selection:
         self._is_stopped = False
 
     def _is_wanted(self, header: text.Header) -> bool:
-        if self._event not in (None, header.event):
-            return False
+        if self._event is not None:
+            self._events.count(header.event, b"", 1)
+            if header.event != self._event:
+                return False
         if not self._symbols:
             return True
         if not self._frames:

@@ -113,7 +113,6 @@ def test_a_task_that_is_named_like_a_time_keeps_its_name() -> None:
         (("-S", "caller"), None, []),
         ((), b"cpu-clock", [0]),
         ((), b"page-faults", [1]),
-        ((), b"cycles", []),
     ],
 )
 def test_samples_are_chosen_by_their_leaf_and_their_event(options, event, kept, size) -> None:
@@ -127,3 +126,8 @@ def test_callers_are_printed_up_to_one() -> None:
     assert left.count(b"caller") == 0
     assert left.count(b"do_it") == left.count(b"bpf_prog_") == 1
     assert left.count(b"\n\n") == 2
+
+
+def test_an_event_that_is_not_there_is_told() -> None:
+    with pytest.raises(KsymError, match="cpu-clock, page-faults"):
+        passed(SAMPLES, event=b"cycles")
