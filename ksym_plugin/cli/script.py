@@ -14,6 +14,7 @@ from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import open_result, say
 from ksym_plugin.kernel.vmlinux import open_lines
 from ksym_plugin.perf import session
+from ksym_plugin.perf.data import is_piped
 from ksym_plugin.perf.script import Child, Input, Request, ScriptText, clocks
 from ksym_plugin.perf.stack_output import TextStacks, open_output
 from ksym_plugin.timeline.errors import KsymError
@@ -152,12 +153,14 @@ def command(
 
 def open_data(path: str | None) -> Input:
     """A perf.data. KsymError if there is none, or standard input is something else."""
+    if path is None:
+        path = "-" if is_piped() else "perf.data"  # As perf chooses (perf-script(1), -i).
+        if path != "-" and not os.path.exists(path):
+            raise KsymError("there is no perf.data here", "record one, or name it with -i")
     source = Input(path)
-    if source.path is not None:
-        return source
-    if source.start:
+    if source.path is None:
         raise KsymError("standard input is no perf.data", "perf's text is for: ksym annotate")
-    raise KsymError("there is no perf.data here", "make one with perf record, or name it with -i")
+    return source
 
 
 def _print_text(perf: Child, printed: ScriptText, result: IO[bytes]) -> None:
