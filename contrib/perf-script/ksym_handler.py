@@ -23,7 +23,7 @@ import sys
 # is gone once this body has run.
 _HERE = os.path.dirname(os.path.realpath(__file__))
 _CANDIDATES = (
-    os.environ.get("KSYM_PACKAGE"),  # set by ``ksym script``
+    os.environ.get("KSYM_PACKAGE"),  # for a package that lies elsewhere
     os.path.join(_HERE, "..", ".."),  # contrib/perf-script in a checkout
     os.path.join(_HERE, "..", "..", ".."),  # ksym_plugin/_contrib/perf-script in a wheel
 )

@@ -14,7 +14,7 @@ from ksym_plugin.perf.repaint import Annotator
 from ksym_plugin.perf.repair import Repairer
 from ksym_plugin.perf.session import open_history
 from ksym_plugin.perf.text import Cutter
-from ksym_plugin.perf.text_origin import Text, open_renamer
+from ksym_plugin.perf.text_origin import Text, open_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,8 +53,7 @@ def command(history: Choice, clock: str | None, folded: bool, at: int | None, fi
 
 
 def _annotate(text: Text, history: Choice, clock: str | None) -> None:
-    with open_renamer(text, history, clock) as by_history:
-        renamer = by_history or inputs.live_renamer(text, clock)
+    with open_text(text, history, clock) as (_, renamer):
         annotator = Annotator(renamer)
         try:
             _write(map(annotator.feed, text.pieces()))

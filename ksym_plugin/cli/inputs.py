@@ -9,14 +9,10 @@ import click
 
 from ksym_plugin.cli.output import say
 from ksym_plugin.kernel import identity, privileges, snapshot, vmlinux
-from ksym_plugin.kernel.clocks import PERF
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.kernel.vmlinux import check_image, open_image, open_lines
-from ksym_plugin.perf import session
-from ksym_plugin.perf.repaint import Leeway, Renamer
-from ksym_plugin.perf.session import Live
-from ksym_plugin.perf.text_origin import UNTOLD, Text
+from ksym_plugin.perf.text_origin import Text
 from ksym_plugin.timeline.errors import HistoryError, KallsymsError, KsymError, SourceError
 from ksym_plugin.timeline.symbols import Lifetime
 from ksym_plugin.timeline.timeline import Timeline
@@ -28,8 +24,6 @@ if TYPE_CHECKING:
     from ksym_plugin.kernel.dwarf import ImageLines
     from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
-
-_OF_ANOTHER_BOOT = "the running system was not asked: the text is not of this boot"
 
 
 def lifetimes() -> list[Lifetime]:
@@ -116,14 +110,14 @@ def vmlinux_for_data(path: str | None, with_lines: bool, recorded: Recorded) -> 
     only if lines are wanted and there are some. If they fail, that is a message, no error.
     """
     if path is not None:
-        check_image(path, recorded.text_start, recorded.build_id)
+        check_image(path, recorded.build_id)
         return path
     build_id = recorded.build_id
     if not (with_lines and vmlinux.has_servers() and build_id and recorded.text_start):
         return None
     try:
         found = vmlinux.download(build_id)
-        check_image(found, recorded.text_start, build_id)
+        check_image(found, build_id)
     except KsymError as error:
         say(f"only BPF frames get source lines: {error}")
         return None
@@ -135,22 +129,3 @@ def open_text(path: str) -> Iterator[Text]:
     """A text from a file, or from stdin for ``-``."""
     with click.open_file(path, "rb") as stream:
         yield Text(stream)
-
-
-def live_renamer(text: Text, clock: str | None) -> Renamer:
-    """A renamer of frames by the running system alone, as far as perf's names agree with it."""
-
-    def running() -> tuple[Live | None, Kallsyms | None]:
-        current = timeline()
-        return (None if current is None else Live(current)), kallsyms(needed=False)
-
-    told = clock or text.clock
-    if not session.is_of_now(text.origin(told, text.start(told is not None)), say):
-        renamer = Renamer()
-        renamer.namer.problem = _OF_ANOTHER_BOOT
-        return renamer
-    clocks = session.clocks_now()
-    leeway = Leeway(-UNTOLD, UNTOLD) if told is None else None
-    return Renamer(
-        None, clocks if clocks.knows(PERF) else None, told, running, doubt=True, leeway=leeway
-    )

@@ -129,7 +129,7 @@ event = click.option(
 )
 
 
-def weight(default: str) -> Callable[[Command], Command]:
+def weight(default: str | None) -> Callable[[Command], Command]:
     """What is counted of each sample."""
     return click.option(
         "--weight",

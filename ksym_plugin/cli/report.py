@@ -12,7 +12,7 @@ from ksym_plugin.cli import options
 from ksym_plugin.cli.output import Failure, say, write_json, write_lines
 from ksym_plugin.cli.script import count, open_data, open_names
 from ksym_plugin.perf import report, session
-from ksym_plugin.perf.script import Child, Request
+from ksym_plugin.perf.script import STACKS, Child, Request
 from ksym_plugin.perf.stack_output import ReportOutput, TextStacks
 from ksym_plugin.stacks.account import lived, loader
 from ksym_plugin.timeline.errors import KsymError
@@ -32,8 +32,6 @@ _HEAD = _ROW.format(
 )
 #: How many source lines of a program are shown.
 _MOST_LINES = 5
-#: perf script leaves out where samples of tracepoints were, and has much else to say of them.
-_FIELDS = ("-F", "trace:+ip,+sym,+symoff,+dso,-trace")
 #: How programs are ordered by each key: the greatest first, but names and ids upwards.
 _SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "own": lambda row: (-row["own"]["samples"], -row["total"]["samples"]),
@@ -147,7 +145,7 @@ def by_text(
         known = session.open_session(history, source.path, source.recorded, clock)
         stack.enter_context(known)
         renamer, locator = open_names(source, known, clock, None, False, stack)
-        perf = stack.enter_context(Child(source, [*_FIELDS, *request.options]))
+        perf = stack.enter_context(Child(source, [*STACKS, *request.options]))
         try:
             count(perf, TextStacks(renamer, output, locator))
             status = perf.status()

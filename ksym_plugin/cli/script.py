@@ -15,8 +15,9 @@ from ksym_plugin.cli.output import open_result, say
 from ksym_plugin.kernel.vmlinux import open_lines
 from ksym_plugin.perf import session
 from ksym_plugin.perf.data import is_piped
-from ksym_plugin.perf.script import Child, Input, Request, ScriptText, clocks
+from ksym_plugin.perf.script import STACKS, Child, Input, Request, ScriptText, clocks
 from ksym_plugin.perf.stack_output import TextStacks, open_output
+from ksym_plugin.stacks.frames import SAMPLES
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import Locator
 
@@ -83,7 +84,7 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     metavar="NAME",
     help="Samples of this event; what is not text is of one.  [default: the one that has most]",
 )
-@options.weight("samples")
+@options.weight(None)
 @click.option(
     "--lines",
     "with_lines",
@@ -106,7 +107,7 @@ def command(
     form: str,
     output: str | None,
     event: str | None,
-    weight: str,
+    weight: str | None,
     with_lines: bool,
     image: str | None,
     clock: str | None,
@@ -123,15 +124,19 @@ def command(
     is looked for on the servers in $DEBUGINFOD_URLS.
     """
     request = Request(perf_options)
+    request.refuse_event(event)
     if form != "text":
         request.refuse_for_stacks()
+    elif weight is not None:
+        raise click.UsageError("--weight is for what counts samples: text has each of them")
     source = open_data(data)
     file = inputs.vmlinux_for_data(image, with_lines, source.recorded)
     with contextlib.ExitStack() as stack:
         known = session.open_session(history, source.path, source.recorded, clock)
         stack.enter_context(known)
         renamer, locator = open_names(source, known, clock, file, with_lines, stack)
-        perf = stack.enter_context(Child(source, request.options))
+        fields = () if form == "text" else STACKS
+        perf = stack.enter_context(Child(source, [*fields, *request.options]))
         result = stack.enter_context(open_result(output))
         try:
             if form == "text":
@@ -141,7 +146,7 @@ def command(
                 wants_lines = with_lines or form != "folded"
                 used = locator if wants_lines else None
                 with _as_text(result) as stream:
-                    counted = open_output(form, stream, _title(source), event, weight)
+                    counted = open_output(form, stream, _title(source), event, weight or SAMPLES)
                     count(perf, TextStacks(renamer, counted, used))
             status = perf.status()
         finally:

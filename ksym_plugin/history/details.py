@@ -11,7 +11,7 @@ from array import array
 from ksym_plugin.history.schema import query, signed
 from ksym_plugin.timeline.packed import PackedFunctions, portable
 from ksym_plugin.timeline.program import GONE, unpack_lines
-from ksym_plugin.timeline.symbols import Record, trampoline_key
+from ksym_plugin.timeline.symbols import UNNAMED_BPF, Record, trampoline_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ _SELECT = (
     "SELECT tag, type, uid, load_time, starts, problem, line_table"
     " FROM program WHERE boot = ? AND prog_id = ?"
 )
-_NAME = "SELECT name FROM lifetime WHERE boot = ? AND start = ? AND prog_id = ? AND name <> ''"
+_NAME = (
+    "SELECT name FROM lifetime WHERE boot = ? AND start = ? AND prog_id = ? AND name NOT IN ('', ?)"
+)
 _FUNCTION_TABLE = "INSERT OR IGNORE INTO function_table (digest, data) VALUES (?, ?)"
 _MODULE = (
     "INSERT OR REPLACE INTO module VALUES (?, (SELECT id FROM function_table WHERE digest = ?))"
@@ -127,7 +129,7 @@ class Programs:
         if number not in self._names:
             # The kernel lists the main function first (bpf_prog_get_info_by_fd).
             main = signed(program.starts[0])
-            rows = query(self._database, self._path, _NAME, self._boot, main, number)
+            rows = query(self._database, self._path, _NAME, self._boot, main, number, UNNAMED_BPF)
             self._names[number] = rows[0][0] if rows else None
         return self._names[number]
 

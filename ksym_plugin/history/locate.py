@@ -25,7 +25,7 @@ SYSTEM = "/var/lib/ksym/history.db"
 #: Clocks are read apart, so a sample may seem to be ahead of now: by less than this, in ns.
 _AHEAD = 1_000_000_000
 #: Functions of a kernel's image lie within so many bytes of its start.
-_IMAGE = 1 << 27
+_IMAGE = 1 << 26
 #: How many boots an error lists.
 _MOST_LISTED = 12
 
@@ -126,13 +126,11 @@ class Origin:
     def fits(self, boot: Boot) -> bool:
         """Whether it can be from a boot, by the kernel and the host.
 
-        A container has a host name of its own, so the name counts only where neither build
-        id nor address tells kernels apart.
+        A container has a host name of its own, so the name counts only where the address does
+        not tell: a fleet has one build on many hosts.
         """
         return self.is_of_kernel(boot) and (
-            None not in (self.build_id, boot.build_id)
-            or None not in (self.text_start, boot.text_start)
-            or not _differ(self.host, boot.host)
+            None not in (self.text_start, boot.text_start) or not _differ(self.host, boot.host)
         )
 
     def can_be_of_now(self, clock_map: ClockMap) -> bool:

@@ -54,6 +54,10 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.timeline import Answer
 
 
+#: 1 << CONFIG_NODES_SHIFT, which is 10 at the most.
+_MOST_NODES = 1 << 10
+
+
 class Boot(Record):
     """One boot of one host, as the recorder saw it."""
 
@@ -440,10 +444,15 @@ class History:
             " JOIN session s ON s.boot = b.id GROUP BY b.id ORDER BY max(s.id)",
         )
         return [
-            Boot(row, boot_id, host, release, build_id, text and unsigned(text), *(nodes or (1,)))
+            Boot(row, boot_id, host, release, build_id, text and unsigned(text), _nodes(*nodes))
             for row, boot_id, host, release, build_id, text, *nodes in rows
         ]
 
     def recorded(self, boot: Boot) -> BootHistory:
         """Everything recorded in one boot."""
         return BootHistory(self._database, self.path, boot)
+
+
+def _nodes(nodes: int = 1) -> int:
+    """A number of NUMA nodes that a kernel can have (MAX_NUMNODES in linux/numa.h)."""
+    return max(1, min(nodes, _MOST_NODES))

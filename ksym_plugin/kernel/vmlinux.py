@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 SERVERS = "DEBUGINFOD_URLS"
 _WAIT = 90.0
-#: Where ``_text`` and ``_stext`` differ KASLR moves a kernel by whole 2 MB (MIN_KIMG_ALIGN of
-#: arm64, PMD_SIZE of riscv), and they are closer than that.
-_KASLR_STEP = 1 << 21
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -45,11 +42,7 @@ class Image:
         build_id: str | None,
         behind: Kallsyms | None = None,
     ) -> None:
-        if build_id is not None and file.build_id is not None and build_id != file.build_id:
-            raise ElfError(
-                f"{file.path} is of another kernel (build id {file.build_id}, not {build_id})",
-                "name the vmlinux or .debug file of that very build",
-            )
+        _check_build_id(file, build_id)
         offset = None if text_start is None else _offset(file, text_start, behind)
         if offset is None:
             raise ElfError(
@@ -80,16 +73,23 @@ class Image:
         return Symbol(start + self.offset, end + self.offset, name, KERNEL, None)
 
 
+def _check_build_id(file: ElfFile, build_id: str | None) -> None:
+    if build_id is not None and file.build_id is not None and build_id != file.build_id:
+        raise ElfError(
+            f"{file.path} is of another kernel (build id {file.build_id}, not {build_id})",
+            "name the vmlinux or .debug file of that very build",
+        )
+
+
 def _offset(file: ElfFile, text_start: int, behind: Kallsyms | None) -> int | None:
     """How far a kernel was moved: the distance of one symbol. None where that is not sure."""
     linked = file.anchors
     if behind is not None and behind.text_start == text_start:
         offsets = {at - linked[name] for name, at in behind.anchors.items() if name in linked}
     else:
-        # It is not told which symbol is there; kernels are hardly built without the first.
+        # It is not told which symbol is there. Where they differ, as on arm64, that is not
+        # guessed: KASLR moves a kernel there by less than their distance, too.
         offsets = {text_start - at for at in linked.values() if ANCHORS[0] in linked}
-        if len(offsets) > 1:
-            offsets = {offset for offset in offsets if offset >= 0 and not offset % _KASLR_STEP}
     return offsets.pop() if len(offsets) == 1 and min(offsets) >= 0 else None
 
 
@@ -107,10 +107,9 @@ def open_image(
     return image
 
 
-def check_image(path: str, text_start: int | None, build_id: str | None) -> None:
-    """ElfError where a file cannot be that of a kernel; a fact that is None fits any file."""
-    file = ElfFile.cached(path)
-    Image(file, file.anchors.get(ANCHORS[0]) if text_start is None else text_start, build_id)
+def check_image(path: str, build_id: str | None) -> None:
+    """ElfError where a file cannot be that of a kernel; one whose build is not known fits."""
+    _check_build_id(ElfFile.cached(path), build_id)
 
 
 def open_lines(

@@ -13,7 +13,7 @@ import sys
 from ksym_plugin.history.locate import Choice
 from ksym_plugin.kernel.clocks import CLOCKS
 from ksym_plugin.perf import data, session
-from ksym_plugin.perf.namer import Namer, format_name, located
+from ksym_plugin.perf.namer import Namer, format_name, is_core, located
 from ksym_plugin.perf.output import INLINED, TextOutput, give_up_output, say
 from ksym_plugin.perf.session import SampleClock
 from ksym_plugin.stacks.frames import SAMPLES, WEIGHTS
@@ -191,6 +191,9 @@ class Handler:
             self._give_up_output(error)
         except KsymError as error:
             say(str(error))
+        except Exception as error:  # noqa: BLE001 - perf would abort
+            say(f"the output is incomplete: {type(error).__name__}: {error}")
+            self.is_cut_short = True
         for line in self._namer.report():
             say(line)
         self.close()
@@ -269,7 +272,7 @@ class Handler:
         else:
             text = decision or ""
         piece = self._output.kernel(address, text, offset, shown, frame)
-        is_perf_s = bool(chain and decision) and {*functions} == {decision}
+        is_perf_s = bool(chain and decision) and {*functions} == {decision} and is_core(dso)
         if is_perf_s and self._namer.is_fixed(address, window, name, dso, offset):
             (self._fixed_leaves if is_leaf else self._fixed)[address] = piece
         return piece

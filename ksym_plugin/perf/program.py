@@ -82,7 +82,8 @@ def run(options: Options) -> int:
             return int(not _print_named(text.pieces(), options, known, renamer))
     with session.open_session(options.choice, source.path, source.recorded, options.clock) as known:
         renamer = known.renamer(script.clocks(source.recorded, known, options.clock))
-        with script.Child(source) as perf:
+        fields = () if options.format == "text" else script.STACKS
+        with script.Child(source, [*fields, "--ns"]) as perf:
             is_whole = _print_named(perf.pieces(), options, known, renamer)
             return perf.status() if is_whole else 1
 

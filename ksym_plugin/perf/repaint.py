@@ -130,7 +130,9 @@ class Renamer:
         name, dso = perf_name(frame)
         if self._follow is not None and not (name and is_core(dso)):
             return False
-        return not self.knows or self.namer.is_fixed(*self._said(frame))
+        if not self.knows:
+            return not is_bpf_name(name, dso)  # Which nothing vouches for.
+        return self.namer.is_fixed(*self._said(frame))
 
     def count(self, standing: int, nameless: int) -> None:
         """Count frames that are the same at all times: named, and nameless."""

@@ -52,6 +52,8 @@ _LONG = re.compile(r"--([a-z][a-z-]*)(?:=(.*))?", re.DOTALL)
 _SHORT = re.compile(r"-([aDdfGILlv]*)([FSsg])(.*)", re.DOTALL)
 _LETTERS = {"F": "fields", "S": "symbols", "s": "script", "g": "gen-script"}
 _FIELDS_TYPE = re.compile(r"(?:hw|sw|trace|raw|synth|break|bpf-output)\d*:")
+#: perf script leaves out where samples of tracepoints were, and has much else to say of them.
+STACKS = ("-F", "trace:+ip,+sym,+symoff,+dso,-trace")
 #: What a repair needs beside the address and the name.
 _NEEDED = ("time", "dso")
 _SECOND = 1_000_000_000
@@ -88,7 +90,13 @@ class Request:
 
     def refuse_for_stacks(self) -> None:
         """KsymError if there is an option that counts of stacks have no use for."""
-        is_of_text = {"-F": self._fields, "-S": self.symbols, "--stop-bt": self.stops}
+        is_of_text = {
+            "-F": self._fields,
+            "-S": self.symbols,
+            "--stop-bt": self.stops,
+            "--reltime": "reltime" in self._alone,
+            "--deltatime": "deltatime" in self._alone,
+        }
         for option in (name for name, value in is_of_text.items() if value):
             raise KsymError(f"{option} is for the text alone", "leave it out, or --format")
 
@@ -153,6 +161,25 @@ class Request:
                 "name time and dso for all of them",
             )
         self.hidden = hidden.pop() if hidden else frozenset()
+        looked_for = self.symbols or self.stops
+        if looked_for and not self._prints("ip", "sym"):
+            raise KsymError(
+                "-S and --stop-bt look for names that -F leaves out", "add ip,sym to -F"
+            )
+
+    def refuse_event(self, event: str | None) -> None:
+        """KsymError if samples are to be chosen by their event, which is not printed."""
+        if event is not None and not self._prints("event"):
+            raise KsymError("--event looks for what -F leaves out", "add event to -F")
+
+    def _prints(self, *fields: str) -> bool:
+        """Whether these are printed of all kinds of events."""
+        for value in self._fields:
+            chosen = _FIELDS_TYPE.sub("", value, count=1).split(",")
+            changes = any(field[:1] in ("+", "-") for field in chosen)
+            if any(f"-{field}" in chosen or not (changes or field in chosen) for field in fields):
+                return False
+        return True
 
     def _add_fields(self, value: str) -> list[str]:
         """The fields that are missing in the value of a -F, which perf is given with them."""
@@ -362,7 +389,10 @@ class Input:
         self.start = b""
         self.path: str | None = path
         if path in (None, _STDIN):
-            self._look_at_stdin(path)
+            try:
+                self._look_at_stdin(path)
+            except OSError as error:
+                raise _unreadable(error) from error
         self.recorded = data.read(self.path) if self.path != _STDIN else self._read_header()
 
     @property
@@ -378,7 +408,7 @@ class Input:
             while piece := os.read(0, _PIECE):
                 yield piece
         except OSError as error:
-            raise KsymError(f"standard input cannot be read ({error.strerror})") from error
+            raise _unreadable(error) from error
 
     def _look_at_stdin(self, path: str | None) -> None:
         try:
@@ -403,6 +433,10 @@ class Input:
             self.start += piece
             recorded = data.read_start(self.start)
         return recorded
+
+
+def _unreadable(error: OSError) -> KsymError:
+    return KsymError(f"standard input cannot be read ({error.strerror})")
 
 
 class Child:
@@ -463,14 +497,16 @@ def clocks(recorded: Recorded, known: Session, clock: str | None) -> str | dict[
     is left out, and said: then perf's names of BPF stand."""
     if clock is not None or not recorded.attrs or known.clock_map is None:
         return clock
+    found = {event: clock_of_attr(attr) for event, attr in recorded.attrs.items()}
     placed: dict[bytes, str] = {}
-    for event, attr in recorded.attrs.items():
-        found = clock_of_attr(attr)
-        if found is not None and known.clock_map.knows(found):
-            placed[os.fsencode(event)] = found
+    for event, name in found.items():
+        if name is not None and known.clock_map.knows(name):
+            placed[os.fsencode(event)] = name
         else:
             say(
                 f"samples of {event} are on a clock that the history cannot place, so BPF frames"
                 " stay as perf has them; record with: perf record -k CLOCK_MONOTONIC"
             )
-    return placed
+    # One for all is that of events that perf makes up, too, and of lines that tell none.
+    clocks_there = set(placed.values())
+    return clocks_there.pop() if len(placed) == len(found) and len(clocks_there) == 1 else placed

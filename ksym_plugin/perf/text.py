@@ -56,6 +56,7 @@ _LONG = 9
 _LONGEST_NUMBER = 18
 #: How many beginnings of headers, and what stood behind their times, are kept.
 _MOST_HEADERS = 1 << 12
+_LONGEST_KEPT = 1 << 10
 #: The cache of what follows the time: how many texts, and the longest.
 _MOST_EVENTS = 1 << 10
 _LONGEST_EVENT = 1 << 8
@@ -216,6 +217,8 @@ class Headers:
 
     def find(self, line: bytes) -> Header | None:
         """The header that a line is, or None; its time may be another's of the same parts."""
+        if len(line) > _LONGEST_KEPT:
+            return header(line)
         if line.endswith(self._behind):
             end = len(line) - len(self._behind)
             start = end - self._size

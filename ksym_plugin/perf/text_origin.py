@@ -16,6 +16,7 @@ from functools import partial
 
 from ksym_plugin.history import locate
 from ksym_plugin.history.locate import Origin
+from ksym_plugin.kernel import privileges
 from ksym_plugin.kernel.clocks import BOOTTIME, CLOCKS, MONOTONIC, PERF, REALTIME
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.namer import COARSE, is_bpf_name, is_core, resolve_within
@@ -28,7 +29,7 @@ from ksym_plugin.perf.repaint import (
     perf_name,
     region,
 )
-from ksym_plugin.perf.session import open_history
+from ksym_plugin.perf.session import clocks_now, open_history
 from ksym_plugin.perf.text import BOM
 from ksym_plugin.stacks.names import decode_name
 from ksym_plugin.timeline.errors import KsymError
@@ -51,9 +52,11 @@ if TYPE_CHECKING:
     from ksym_plugin.history.locate import Choice
     from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.kernel.clocks import ClockMap
+    from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.perf.namer import Decision
     from ksym_plugin.perf.session import Session
     from ksym_plugin.perf.text import FrameLine, Header
+    from ksym_plugin.timeline.resolver import Lookup
 
     #: The clock of all times, or of each event's.
     Clock = Union[str, Mapping[bytes, str]]
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     Seen = tuple[Window, int, str]
 
 _SIZE = 1 << 20
+_OF_ANOTHER_BOOT = "the running system was not asked: the text is not of this boot"
 #: What ``perf script --header`` prints before everything else.
 _HOST = re.compile(rb"^# hostname : (\S+)", re.MULTILINE)
 _RELEASE = re.compile(rb"^# os release : (\S+)", re.MULTILINE)
@@ -349,13 +353,14 @@ def open_text(
     leeway = None if told is not None else Leeway(-UNTOLD, UNTOLD)
     with open_history(history, None, text.origin(told, start), tell) as known:
         if known.history is None:
-            known.ask_live()
-        elif told == {}:
+            yield known, _by_running_system(known, told, leeway)
+            return
+        if told == {}:
             raise KsymError(
                 "the text's times are on a clock that a history cannot place",
                 "record with: perf record -k CLOCK_MONOTONIC",
             )
-        elif known.clock_map is not None and told is None:
+        if known.clock_map is not None and told is None:
             told, leeway = find_clock(start, known.history, known.clock_map)
         for event in () if clock else text.unplaced:
             tell(
@@ -363,6 +368,26 @@ def open_text(
                 " their BPF frames stay as perf has them"
             )
         yield known, known.renamer(told, leeway=leeway)
+
+
+def _by_running_system(known: Session, told: Clock | None, leeway: Leeway | None) -> Renamer:
+    """What names frames if perf's names show that the text is of this boot."""
+    if not known.is_this_boot:
+        renamer = Renamer()
+        renamer.namer.problem = _OF_ANOTHER_BOOT
+        return renamer
+
+    def running() -> tuple[Lookup | None, Kallsyms | None]:
+        known.ask_live()
+        statics = known.kallsyms()
+        if statics is not None and statics.hidden:
+            say(f"only BPF symbols have names here: {privileges.SHOW_ADDRESSES}")
+            statics = None
+        return known.lookup, statics
+
+    clocks = clocks_now()
+    placed = clocks if clocks.knows(PERF) else None
+    return Renamer(None, placed, told, running, doubt=True, leeway=leeway)
 
 
 @contextlib.contextmanager

@@ -92,7 +92,9 @@ class Table:
             timeline, lost = self.tracker.timeline, self.tracker.lost
             names = timeline.names_since(frame.address, since)
             is_lost = lost is not None or timeline.lost_between(since, time.monotonic_ns())
-        return _uncertain(frame) if is_lost or len(names) > 1 else frame
+        if frame.kind == KERNEL or not (is_lost or len({*names, frame.name}) > 1):
+            return frame
+        return _doubted(frame)
 
     def to_monotonic(self, clock: str, time_ns: int) -> int:
         """See ``ClockMap.to_monotonic``."""
@@ -159,7 +161,9 @@ class Table:
 def _uncertain(frame: Frame | Reason) -> Frame | Reason:
     """An answer of a time that the table has not been brought up to."""
     if isinstance(frame, Frame):
-        if frame.kind in (KERNEL, MODULE):
-            return frame
-        return Frame(frame.address, frame.name, frame.offset, frame.module, frame.kind, GAP)
+        return frame if frame.kind in (KERNEL, MODULE) else _doubted(frame)
     return LOST if frame in (NOT_LOADED, VACANT, UNKNOWN_ADDRESS, AMONG_BPF) else frame
+
+
+def _doubted(frame: Frame) -> Frame:
+    return Frame(frame.address, frame.name, frame.offset, frame.module, frame.kind, GAP)

@@ -167,7 +167,7 @@ class HotLines:
         whole = self._samples[number]
         wide = min(max(len(_format(location)) for location, _ in ranked[:_MOST]), _WIDEST_LOCATION)
         lines = [
-            f"{_format(location):<{wide}}  {100 * samples / whole:3.0f} %"
+            f"{_format(location):<{wide}}  {100 * samples / (whole or 1):3.0f} %"
             f"  {cut(' '.join(location.text.split()), _WIDEST_TEXT)}".rstrip()
             for location, samples in ranked[:_MOST]
         ]

@@ -326,7 +326,12 @@ class Timeline:
         candidates = [
             one
             for one in (rivals if best is None else [best, *rivals])
-            if one.unloaded_latest is None or time - one.unloaded_latest <= grace(one)
+            if one.unloaded_latest is None
+            or time <= one.unloaded_latest
+            or (
+                time - one.unloaded_latest <= grace(one)
+                and not self._was_taken(one, one.symbol.end, time)
+            )
         ]
         names = {(lifetime.symbol.start, lifetime.symbol.name) for lifetime in candidates}
         if len(names) > 1:

@@ -203,3 +203,17 @@ def test_folded_addresses_have_a_module_s_function_if_it_is_the_only_one(tmp_pat
             left % (BASE + 8 * PAGE),
             left % (BASE + 0x9000),
         ]
+
+
+def test_without_a_history_each_module_s_name_is_perf_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Modules come and go: what one was called there is not the next one's name."""
+    handler = Handler(Options(None, MONOTONIC, "text"), str(tmp_path / "none"))
+    for name, dso in (("first", A), ("other", "[mod_b]"), ("first", A)):
+        frame = node(BASE + 4, name, 4, dso)
+        handler.process_event(event(frame, frame, time=5 * SECOND))
+    handler.trace_end()
+    printed = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if "\t" in line]
+    wanted = [["first+0x4", f"({A})"]] * 2 + [["other+0x4", "([mod_b])"]] * 2
+    assert printed == wanted + wanted[:2]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ksym_plugin.kernel.clocks import ClockMap, Instant
 from ksym_plugin.perf import text
-from ksym_plugin.perf.script import Request, Selection
+from ksym_plugin.perf.data import Recorded
+from ksym_plugin.perf.script import Request, Selection, clocks
+from ksym_plugin.perf.session import Session
 from ksym_plugin.timeline.errors import KsymError
 
 ASKED = ["--ns"]
@@ -131,3 +134,41 @@ def test_callers_are_printed_up_to_one() -> None:
 def test_an_event_that_is_not_there_is_told() -> None:
     with pytest.raises(KsymError, match="cpu-clock, page-faults"):
         passed(SAMPLES, event=b"cycles")
+
+
+@pytest.mark.parametrize(
+    "options, event, says",
+    [
+        (("-S", "do_it", "-F", "comm,tid,time"), None, "-F leaves out"),
+        (("--stop-bt", "do_it", "-F", "-sym"), None, "-F leaves out"),
+        (("-F", "comm,ip,sym"), "cycles", "add event"),
+    ],
+)
+def test_what_is_looked_for_has_to_be_printed(options, event, says) -> None:
+    with pytest.raises(KsymError, match=says):
+        Request(options).refuse_event(event)
+
+
+def attr(clockid: int) -> bytes:
+    """A perf_event_attr with use_clockid, bit 25 of the flags."""
+    raw = bytearray(136)
+    raw[40:48] = (1 << 25).to_bytes(8, "little")
+    raw[92:96] = clockid.to_bytes(4, "little")
+    return bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "clockids, found",
+    [
+        ({"cycles": 1}, "monotonic"),
+        ({"cycles": 1, "page-faults": 1}, "monotonic"),
+        ({"cycles": 1, "page-faults": 7}, {b"cycles": "monotonic", b"page-faults": "boottime"}),
+        ({"cycles": 1, "raw": 4}, {b"cycles": "monotonic"}),
+    ],
+)
+def test_one_clock_is_that_of_lines_without_an_event_too(clockids, found) -> None:
+    recorded, known = Recorded(), Session(None, False)
+    recorded.attrs = {event: attr(number) for event, number in clockids.items()}
+    known.clock_map = ClockMap([Instant(1, 1, 1, 1)])
+    assert clocks(recorded, known, None) == found
+    assert clocks(recorded, known, "perf") == "perf"

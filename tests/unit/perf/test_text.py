@@ -251,3 +251,13 @@ def test_a_frame_is_read_alike_whatever_blanks_follow(
     assert one is not None and other is not None
     slots = text.FrameLine.__slots__
     assert [getattr(one, slot) for slot in slots] == [getattr(other, slot) for slot in slots]
+
+
+def test_long_headers_are_not_kept() -> None:
+    headers = text.Headers()
+    for number in range(50):
+        line = b"app 1 [000] 5.%09d: x:y: " % number + b"%d" % number * 100_000
+        found = headers.find(line)
+        assert found is not None and found.event == b"x:y"
+    kept = sum(len(part) for key in headers._kept for part in key[:2])
+    assert kept < 10_000

@@ -1031,3 +1031,12 @@ def test_expire_drops_what_ended_and_keeps_what_answers() -> None:
     assert timeline.at(BASE + 0x5000, 10)[0] is not None
     assert timeline.at(BASE, 1000 * (FEW - 1) + 10)[0] is not None
     assert timeline.extent > ground, "what was decided on the old ground must be asked again"
+
+
+def test_what_was_given_away_has_no_name_among_equals_either() -> None:
+    """Two loads of an image that nothing orders, and a program in the middle of its place."""
+    second = 1_000_000_000
+    window = (second, 2 * second)
+    changes = [load(BASE, 0x80, "bpf_trampoline_1", window), unload(BASE, window)] * 2
+    timeline = timeline_of(*changes, load(BASE + 0x40, 0x20, "bpf_prog_q", 26 * second // 10))
+    assert timeline.at(BASE + 4, 27 * second // 10)[0] is None
