@@ -16,7 +16,7 @@ from tests.oracle import procs, truth
 from tests.vm.guest.around import CLI, HANDLER, SECONDS
 
 #: Which are loaded in turn, and how often. raid6_pq measures itself for seconds.
-TURNS = {("raid6_pq", "xor"): 4, ("wp512", "rmd160"): 10}
+TURNS = {("raid6_pq", "xor"): 6, ("wp512", "rmd160"): 10}
 
 
 class Turn:

@@ -22,7 +22,7 @@ from tests.unit.hosts import fds, tasks, wait_until
 
 THREADS = 8
 #: Few, since a guest is emulated; tests/unit/plugin/test_threads.py asks for 100,000.
-LOOK_UPS = 4_000
+LOOK_UPS = 1_000
 BATCH = 20
 _GRACE = 2_000_000_000
 
