@@ -79,10 +79,14 @@ class ImageLines:
     def _ask(self, linked: int) -> SourceLocation | None:
         if self._program is None:
             self._program = _Addr2line(self._path)
+        import socket
+
         try:
             return _line(self._program.ask(linked))
         except (OSError, ValueError, EOFError) as error:
-            problem = "takes too long" if isinstance(error, TimeoutError) else "gives no answer"
+            # Which is TimeoutError from Python 3.10 on.
+            is_late = isinstance(error, socket.timeout)
+            problem = "takes too long" if is_late else "gives no answer"
             raise ElfError(
                 f"{self._program.name} {problem} about {self._path}, which may be damaged",
                 "name another vmlinux of that build",

@@ -231,6 +231,7 @@ def say(line: str) -> None:
     """A line to the user; stdout holds the samples and nothing else."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no stderr
         sys.stderr.write(f"ksym: {for_terminal(line)}\n")
+        sys.stderr.flush()
 
 
 def give_up_output(error: OSError) -> None:

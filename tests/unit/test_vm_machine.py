@@ -276,7 +276,7 @@ def test_of_the_other_kernel(): pass
 def test_when_its_time_is_over_pytest_ends_and_names_what_was_not_run(tmp_path: Path) -> None:
     shutil.copy(REPO / "tests/vm/guest/conftest.py", tmp_path)
     (tmp_path / "test_guest.py").write_text(GUEST_TESTS)
-    guests = {"KSYM_GUEST": "6.12", "KSYM_GUEST_MINUTES": "0.05", "COLUMNS": "200"}
+    guests = {"KSYM_GUEST": "6.12", "KSYM_GUEST_MINUTES": "0.3", "COLUMNS": "200"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", str(REPO / "tests/vm/guest.ini"), "-ra", tmp_path],
         env={**os.environ, **guests},
@@ -286,8 +286,8 @@ def test_when_its_time_is_over_pytest_ends_and_names_what_was_not_run(tmp_path: 
     )
     assert done.returncode == 1
     assert "1 failed, 1 passed, 1 deselected, 1 error" in done.stdout
-    assert "::test_long - Failed: the guest's 0.05 minutes ended here" in done.stdout
-    assert "::test_left_over - Failed: not run: the guest's 0.05 minutes are over" in done.stdout
+    assert "::test_long - Failed: the guest's 0.3 minutes ended here" in done.stdout
+    assert "::test_left_over - Failed: not run: the guest's 0.3 minutes are over" in done.stdout
 
 
 @pytest.mark.parametrize("ci, status, word", [("", 0, "SKIPPED: "), ("true", 126, "FAILED: ")])
