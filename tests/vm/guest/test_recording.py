@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.oracle import perfctl, procs, programs, rawbpf, scenario, truth
+from tests.oracle import procs, programs, rawbpf, scenario, truth
 from tests.vm.guest.around import CLI, HANDLER, SECONDS
 
 TYPE_CHECKING = False
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 #: hundred at the utmost.
 SMALL = ("--count", "20", "--ms", "100", "--also=-F 999")
 #: What is recorded by one recorder: compiling its probe takes longer than any of them.
-SCENARIOS = {
-    **{clock: ("--clock", clock) for clock in perfctl.CLOCKS},
-    "all": ("--perf", "all"),
-}
+#: All on CLOCK_MONOTONIC: perf's own clock goes wrong by more than the history bridges where the
+#: hardware's is emulated. tests/live has it on a real machine.
+SCENARIOS = {"task": (), "all": ("--perf", "all")}
 ENOUGH = 0.995
 #: Opens a program by its id (BPF_PROG_GET_FD_BY_ID) and runs it for a second.
 BURN = """
@@ -86,12 +85,11 @@ def assert_all_right(score: truth.Score) -> None:
     assert score.share_right >= ENOUGH, score
 
 
-@pytest.mark.parametrize("clock", sorted(perfctl.CLOCKS))
-def test_two_processes_through_the_kprobe(recorded: Recorded, clock: str) -> None:
-    found = recorded.scenario(clock)
+def test_two_processes_through_the_kprobe(recorded: Recorded) -> None:
+    found = recorded.scenario("task")
     before = truth.leaves(plain(found.data), found.truth)
     after = truth.leaves(handled(found.data, recorded.history), found.truth)
-    print(f"perf -p, {clock}: alone {before}; with the history {after}")
+    print(f"perf -p: alone {before}; with the history {after}")
     assert before.right < before.total / 2, before
     assert_all_right(after)
     assert " 0 losses" in recorded.said
