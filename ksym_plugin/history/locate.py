@@ -25,7 +25,7 @@ SYSTEM = "/var/lib/ksym/history.db"
 #: Clocks are read apart, so a sample may seem to be ahead of now: by less than this, in ns.
 _AHEAD = 1_000_000_000
 #: Functions of a kernel's image lie within so many bytes of its start.
-_IMAGE = 1 << 26
+_IMAGE = 1 << 27
 #: How many boots an error lists.
 _MOST_LISTED = 12
 

@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     Seen = tuple[Window, int, str]
 
 _SIZE = 1 << 20
+#: A function is no longer than this.
+_FUNCTION = 1 << 20
 _OF_ANOTHER_BOOT = "the running system was not asked: the text is not of this boot"
 #: What ``perf script --header`` prints before everything else.
 _HOST = re.compile(rb"^# hostname : (\S+)", re.MULTILINE)
@@ -224,7 +226,9 @@ class Start(StackReader):
         """The frame if it may be BPF's."""
         name, dso = perf_name(frame)
         if region(frame) != PASSES or (name and not is_bpf_name(name, dso)):
-            if name and is_core(dso):
+            # perf gives the last symbol of a map all that follows it (kallsyms has no lengths).
+            is_within = frame.distance is not None and frame.distance < _FUNCTION
+            if name and is_core(dso) and is_within:
                 lowest, highest = self.core or (frame.address, frame.address)
                 self.core = min(lowest, frame.address), max(highest, frame.address)
             return None

@@ -249,3 +249,13 @@ def test_what_can_be_of_the_running_system(
     monkeypatch.setattr(session, "clocks_now", lambda: ClockMap([now]))
     assert session.is_of_now(Origin("perf.data", **known), told.append) == is_of_now
     assert len(told) == said
+
+
+def test_the_kernel_s_image_is_told_by_functions_and_not_by_what_lies_behind_them() -> None:
+    lines = (
+        b"app 7 [000] 5.000000000: 1 cycles:\n"
+        b"\tffffffff81001010 do_it+0x10 ([kernel.kallsyms])\n"
+        b"\tffffffffc0001010 _einittext+0x3c829740 ([kernel.kallsyms])\n\n"
+    )
+    start = Text(io.BytesIO(lines)).start(False)
+    assert start.core == (0xFFFF_FFFF_8100_1010, 0xFFFF_FFFF_8100_1010)
