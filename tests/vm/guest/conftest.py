@@ -25,7 +25,7 @@ if os.environ.get("KSYM_GUEST") is None:
     # On the host they are not even imported: they need bcc and a kernel made for them.
     collect_ignore_glob = ["test_*.py"]
 
-_MINUTES = float(os.environ.get("KSYM_GUEST_MINUTES", "30"))
+_MINUTES = float(os.environ.get("KSYM_GUEST_MINUTES", "45"))
 _UNTIL = time.monotonic() + _MINUTES * 60
 
 

@@ -76,7 +76,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--minutes",
         type=float,
-        default=30,
+        default=45,
         help="after which tests are no longer begun, and a guest still at work is soon lost",
     )
     parser.add_argument("--out", default="build/vm", help="where results go, a folder a kernel")
