@@ -44,6 +44,8 @@ _CLOCK_NAMES = {
 _STEP = 1_000_000
 _NEVER = -1
 
+#: How often both clocks are read for one instant.
+_READINGS = 3
 _PR_SET_NAME = 15
 _SAMPLE_TIME = 1 << 2
 _WORD = struct.Struct("=Q")
@@ -152,14 +154,20 @@ class PerfClock:
         boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         monotonic = time.monotonic_ns()
         realtime = time.time_ns()
-        if self._rings:
-            _renew_thread_name()
-            stamps = [_last_comm_time(ring) for ring in self._rings]
-            if None not in stamps:
-                perf, then = stamps
-                shift = (then or monotonic) - monotonic
-                return Instant(monotonic + shift, boottime + shift, realtime + shift, perf)
-        return Instant(monotonic, boottime, realtime, None)
+        pairs = [self._read_pair() for _ in range(_READINGS)] if self._rings else []
+        # Between the two stamps of a pair a virtual CPU can stand still: the middle one counts.
+        read = sorted((pair for pair in pairs if pair), key=lambda pair: pair[1] - pair[0])
+        if not read:
+            return Instant(monotonic, boottime, realtime, None)
+        perf, then = read[len(read) // 2]
+        shift = then - monotonic
+        return Instant(monotonic + shift, boottime + shift, realtime + shift, perf)
+
+    def _read_pair(self) -> tuple[int, int] | None:
+        """perf's clock and CLOCK_MONOTONIC at one instant."""
+        _renew_thread_name()
+        perf, then = (_last_comm_time(ring) for ring in self._rings)
+        return None if perf is None or then is None else (perf, then)
 
     def close(self) -> None:
         while self._rings:
