@@ -53,7 +53,7 @@ _UNNAMED_BPF = (AMONG_BPF, NOT_LOADED)
 LEFT_TO_PERF = (*_UNNAMED_BPF, LOST, OUTSIDE_HISTORY)
 #: What the kernel announces to perf as it does BPF, and not to most of a history's sources:
 #: copies of what kprobes are on, and ftrace's trampolines (``perf_event_ksymbol``).
-_OUT_OF_LINE = ("kprobe_insn_page", "kprobe_optinsn_page", "ftrace_trampoline")
+OUT_OF_LINE = ("kprobe_insn_page", "kprobe_optinsn_page", "ftrace_trampoline")
 _CONTRADICTED = "the running system was not asked: perf's own names are not this kernel's"
 _NOT_SHOWN = (
     "the running system was not asked: nothing in the text shows that it is of this boot"
@@ -155,7 +155,7 @@ class Tally:
 
 def is_bpf_name(name: str, dso: str) -> bool:
     """Whether perf's answer claims a BPF program: its name, or its own name as its dso."""
-    is_announced = dso == name and name not in _OUT_OF_LINE
+    is_announced = dso == name and name not in OUT_OF_LINE
     return split_bpf_name(name) is not None or dso == BPF_MODULE or is_announced
 
 

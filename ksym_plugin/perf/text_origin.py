@@ -19,7 +19,7 @@ from ksym_plugin.history.locate import Origin
 from ksym_plugin.kernel import privileges
 from ksym_plugin.kernel.clocks import BOOTTIME, CLOCKS, MONOTONIC, PERF, REALTIME
 from ksym_plugin.perf.data import MAGIC
-from ksym_plugin.perf.namer import COARSE, is_bpf_name, is_core, resolve_within
+from ksym_plugin.perf.namer import COARSE, OUT_OF_LINE, is_bpf_name, is_core, resolve_within
 from ksym_plugin.perf.output import say
 from ksym_plugin.perf.repaint import (
     PASSES,
@@ -228,7 +228,7 @@ class Start(StackReader):
         if region(frame) != PASSES or (name and not is_bpf_name(name, dso)):
             # perf gives the last symbol of a map all that follows it (kallsyms has no lengths).
             is_within = frame.distance is not None and frame.distance < _FUNCTION
-            if name and is_core(dso) and is_within:
+            if name and name not in OUT_OF_LINE and is_core(dso) and is_within:
                 lowest, highest = self.core or (frame.address, frame.address)
                 self.core = min(lowest, frame.address), max(highest, frame.address)
             return None

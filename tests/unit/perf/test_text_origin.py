@@ -255,7 +255,8 @@ def test_the_kernel_s_image_is_told_by_functions_and_not_by_what_lies_behind_the
     lines = (
         b"app 7 [000] 5.000000000: 1 cycles:\n"
         b"\tffffffff81001010 do_it+0x10 ([kernel.kallsyms])\n"
-        b"\tffffffffc0001010 _einittext+0x3c829740 ([kernel.kallsyms])\n\n"
+        b"\tffffffffc0001010 _einittext+0x3c829740 ([kernel.kallsyms])\n"
+        b"\tffffffffc05330c8 ftrace_trampoline+0xc8 ([kernel.kallsyms])\n\n"
     )
     start = Text(io.BytesIO(lines)).start(False)
     assert start.core == (0xFFFF_FFFF_8100_1010, 0xFFFF_FFFF_8100_1010)

@@ -16,7 +16,7 @@ from tests.oracle import procs, truth
 from tests.vm.guest.around import CLI, HANDLER, SECONDS
 
 #: Which are loaded in turn, and how often. raid6_pq measures itself for seconds.
-TURNS = {("raid6_pq", "xor"): 6, ("wp512", "rmd160"): 10}
+TURNS = {("raid6_pq", "xor"): 4, ("wp512", "rmd160"): 8}
 
 
 class Turn:
@@ -135,7 +135,7 @@ def test_every_sample_in_a_module_has_its_name(recordings, kernel, modules) -> N
         f" {os.path.getsize(recorded.history)} bytes; {recorded.said}; {recorded.tally}; {seen}",
     )
     assert (wrong, missing) == (0, 0), seen
-    assert right > 100
+    assert right > 50
     # What xor measures is over in no time.
     assert {module for module, _ in seen} >= set(modules) - {"xor"}
     shown = [*CLI, "show", "-H", recorded.history, "--all", "--json", "--clock", "monotonic"]
