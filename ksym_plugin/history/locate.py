@@ -75,8 +75,8 @@ class Origin:
     """What is known of the boot that data is from; None for what is not.
 
     ``data`` is the data's name in errors. ``text_start`` is the address of ``_text``, which
-    differs from boot to boot with KASLR; ``core`` are the lowest and the highest address of
-    functions in the kernel's image. ``times`` are the first and the last time of a sample in
+    differs from boot to boot with KASLR; ``core`` are where perf saw
+    functions of the kernel's image. ``times`` are the first and the last time of a sample in
     ns, by each clock that they can be on; empty where samples have none. ``this_boot_only``
     says that the data is of no use to any other boot.
     """
@@ -100,7 +100,7 @@ class Origin:
         release: str | None = None,
         host: str | None = None,
         text_start: int | None = None,
-        core: tuple[int, int] | None = None,
+        core: tuple[int, ...] | None = None,
         times: Mapping[str, tuple[int, int]] | None = None,
         this_boot_only: bool = False,
     ) -> None:
@@ -116,8 +116,9 @@ class Origin:
     def is_of_kernel(self, boot: Boot) -> bool:
         """Whether nothing that is known of both kernels differs."""
         if self.core is not None and boot.text_start is not None:
-            lowest, highest = self.core
-            if lowest < boot.text_start or highest >= boot.text_start + _IMAGE:
+            # Not all: perf calls by the image's symbols what lies elsewhere, too.
+            image = range(boot.text_start, boot.text_start + _IMAGE)
+            if 2 * sum(address in image for address in self.core) <= len(self.core):
                 return False
         here = (self.build_id, self.text_start, self.release)
         there = (boot.build_id, boot.text_start, boot.release)

@@ -154,7 +154,7 @@ class Text:
             "text",
             release=self.release,
             host=self.host,
-            core=start.core,
+            core=tuple(start.functions) or None,
             times={} if start.times is None else dict.fromkeys(known, start.times),
         )
 
@@ -209,8 +209,8 @@ class Start(StackReader):
         super().__init__(Renamer())
         #: The first and the last time of a sample, ns.
         self.times: Window | None = None
-        #: The lowest and the highest address of functions in the kernel's image, by perf.
-        self.core: Window | None = None
+        #: Where functions of the kernel's image were, by perf.
+        self.functions: set[int] = set()
         #: The frames that may be BPF's.
         self.frames: list[Seen] = []
 
@@ -229,8 +229,7 @@ class Start(StackReader):
             # perf gives the last symbol of a map all that follows it (kallsyms has no lengths).
             is_within = frame.distance is not None and frame.distance < _FUNCTION
             if name and name not in OUT_OF_LINE and is_core(dso) and is_within:
-                lowest, highest = self.core or (frame.address, frame.address)
-                self.core = min(lowest, frame.address), max(highest, frame.address)
+                self.functions.add(frame.address)
             return None
         return frame.address, name
 

@@ -259,4 +259,4 @@ def test_the_kernel_s_image_is_told_by_functions_and_not_by_what_lies_behind_the
         b"\tffffffffc05330c8 ftrace_trampoline+0xc8 ([kernel.kallsyms])\n\n"
     )
     start = Text(io.BytesIO(lines)).start(False)
-    assert start.core == (0xFFFF_FFFF_8100_1010, 0xFFFF_FFFF_8100_1010)
+    assert start.functions == {0xFFFF_FFFF_8100_1010}
