@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ksym_plugin.cli.output import say
-from ksym_plugin.kernel import identity, privileges, snapshot, vmlinux
+from ksym_plugin.kernel import identity, snapshot, vmlinux
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.kernel.vmlinux import check_image, open_image, open_lines
@@ -53,17 +53,12 @@ def kallsyms(needed: bool) -> Kallsyms | None:
     If they cannot be read: KallsymsError where they are ``needed``, else None, with a message.
     """
     try:
-        table = Kallsyms.load()
-        if table.hidden:
-            raise KallsymsError(
-                "kernel addresses are hidden from this user", privileges.SHOW_ADDRESSES
-            )
+        return Kallsyms.load_shown()
     except KallsymsError as error:
         if needed:
             raise
         say(f"only BPF symbols have names here: {error}")
         return None
-    return table
 
 
 def no_history() -> KsymError:

@@ -69,16 +69,11 @@ class Dial:
             clock = PERF if clocks.knows(PERF) else MONOTONIC
         self.clock = clock
         self._clocks = clocks
-        clocks.to_monotonic(clock, 0)
+        self.of(0)
 
     def of(self, time_ns: int) -> int:
         """A CLOCK_MONOTONIC time on this clock, in ns."""
-        shown = time_ns
-        for _ in range(3):
-            # Both clocks tick at all but the same rate, so each round leaves a
-            # millionth of the error of the one before.
-            shown += time_ns - self._clocks.to_monotonic(self.clock, shown)
-        return shown
+        return self._clocks.from_monotonic(self.clock, time_ns)
 
     def text(self, time_ns: int) -> str:
         shown = self.of(time_ns)

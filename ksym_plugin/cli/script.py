@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import os
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +16,15 @@ from ksym_plugin.cli.output import open_result, say
 from ksym_plugin.kernel.vmlinux import open_lines
 from ksym_plugin.perf import session
 from ksym_plugin.perf.data import is_piped
-from ksym_plugin.perf.script import STACKS, Child, Input, Request, ScriptText, clocks
+from ksym_plugin.perf.script import (
+    STACKS,
+    WITHOUT_VALUE,
+    Child,
+    Input,
+    Request,
+    ScriptText,
+    clocks,
+)
 from ksym_plugin.perf.stack_output import TextStacks, open_output
 from ksym_plugin.stacks.frames import SAMPLES
 from ksym_plugin.timeline.errors import KsymError
@@ -34,6 +43,9 @@ _OURS = (
     *("--format", "--clock", "--vmlinux", "--event", "--weight", "--boot"),
 )
 _FLAGS = ("-h", "--help", "--lines")
+#: perf's own spellings of -i: behind short options without a value, and cut short.
+_BUNDLED = re.compile(f"-({WITHOUT_VALUE}+)(i.*)", re.DOTALL)
+_INPUT = re.compile(r"--inpu?(?==|$)")
 
 
 class PassingCommand(click.Command):
@@ -49,7 +61,11 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     ours: list[str] = []
     theirs: list[str] = []
     rest = iter(args)
-    for arg in rest:
+    for word in rest:
+        bundled = _BUNDLED.fullmatch(word)
+        if bundled is not None:
+            theirs.append(f"-{bundled[1]}")
+        arg = _INPUT.sub("--input", word if bundled is None else f"-{bundled[2]}")
         if arg == "--":  # All that follows is perf's; to perf itself it would mean a script's.
             theirs += rest
         elif arg in _OURS:

@@ -75,10 +75,10 @@ class Origin:
     """What is known of the boot that data is from; None for what is not.
 
     ``data`` is the data's name in errors. ``text_start`` is the address of ``_text``, which
-    differs from boot to boot with KASLR; ``core`` are where perf saw
-    functions of the kernel's image. ``times`` are the first and the last time of a sample in
-    ns, by each clock that they can be on; empty where samples have none. ``this_boot_only``
-    says that the data is of no use to any other boot.
+    differs from boot to boot with KASLR; ``core`` are where perf saw functions of the kernel's
+    image. ``times`` are the first and the last time of a sample in ns, by each clock that they
+    can be on; empty where samples have none. ``this_boot_only`` says that the data is of no use
+    to any other boot.
     """
 
     __slots__ = (
@@ -147,8 +147,8 @@ class Origin:
     def _spans(self, clock_map: ClockMap) -> list[tuple[int, int]]:
         """From when to when samples were taken, CLOCK_MONOTONIC ns, by each of the clocks."""
         return [
-            (clock_map.to_monotonic(clock, first), clock_map.to_monotonic(clock, last))
-            for clock, (first, last) in (self.times or {}).items()
+            clock_map.window(clock, *times)
+            for clock, times in (self.times or {}).items()
             if clock_map.knows(clock)
         ]
 

@@ -101,8 +101,9 @@ _AT_PAGE = (
     " ORDER BY loaded, id"
 )
 _BOUNDS = (
-    "SELECT (SELECT min(start) FROM lifetime WHERE boot = ?1),"
-    " (SELECT max(start) FROM lifetime WHERE boot = ?1), (SELECT max(page) FROM span)"
+    "SELECT (SELECT min(start) FROM lifetime WHERE boot = this),"
+    " (SELECT max(start) FROM lifetime WHERE boot = this), (SELECT max(page) FROM span)"
+    " FROM (SELECT ? AS this)"
 )
 _BPF_STARTS_IN = (
     "SELECT 1 FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ?"
@@ -453,6 +454,9 @@ class History:
         return BootHistory(self._database, self.path, boot)
 
 
-def _nodes(nodes: int = 1) -> int:
-    """A number of NUMA nodes that a kernel can have (MAX_NUMNODES in linux/numa.h)."""
-    return max(1, min(nodes, _MOST_NODES))
+def _nodes(nodes: object = 1, *_: object) -> int:
+    """A number of NUMA nodes that a kernel can have (MAX_NUMNODES in linux/numa.h).
+
+    A file of a later format may have more columns.
+    """
+    return max(1, min(nodes, _MOST_NODES)) if isinstance(nodes, int) else 1

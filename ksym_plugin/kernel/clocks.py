@@ -15,6 +15,7 @@ import struct
 import sys
 import time
 from bisect import bisect_right
+from itertools import accumulate
 
 from ksym_plugin.kernel import syscalls
 from ksym_plugin.kernel.perf_ring import RECORD_COMM, Ring, each_record
@@ -43,6 +44,7 @@ _CLOCK_NAMES = {
 #: Clocks drift apart less than this from one reading to the next, in ns.
 _STEP = 1_000_000
 _NEVER = -1
+_FOREVER = 1 << 64
 
 #: How often both clocks are read for one instant.
 _READINGS = 3
@@ -63,58 +65,142 @@ class Instant:
         self.perf = perf
 
 
+class _Segment:
+    """A clock between two readings of it; before the first and after the last both are one.
+
+    In that time it showed nothing before ``first`` and nothing after ``last``, unless it was
+    set more than once. Times are in ns, ``ours`` are CLOCK_MONOTONIC's.
+    """
+
+    __slots__ = ("_began", "_is_steady", "_since", "_span", "_until", "first", "last")
+
+    def __init__(self, began: tuple[int, int], ended: tuple[int, int]) -> None:
+        self._began, self._since = began
+        self.last, self._until = ended
+        self.first, self._span = self._began, self.last - self._began
+        length = self._until - self._since
+        self._is_steady = self._span > 0 and abs(self._span - length) <= _STEP
+        if not self._is_steady:
+            self.first = min(self.first, self.last - length)
+            self.last = max(self.last, self._began + length)
+
+    def place(self, shown: int) -> tuple[int, int]:
+        """From when to when it can have shown a time; one instant if it drifted evenly."""
+        part, span = shown - self._began, self._span
+        if self._is_steady:
+            place = self._since + part * (self._until - self._since) // span
+            return place, place
+        if self._since == self._until:  # Before the first reading or after the last.
+            return self._since + part, self._since + part
+        # It was set, or stood still: before that the time is as far from the first reading as
+        # it was shown, and behind that from the last one.
+        places = self._since + part, self._until + part - span
+        return max(self._since, min(places)), min(self._until, max(places))
+
+
+class _Readings:
+    """Readings of one clock beside CLOCK_MONOTONIC: pairs of its time and ours, by ours."""
+
+    def __init__(self, pairs: list[tuple[int, int]]) -> None:
+        self._pairs = pairs
+        self._ours = [ours for _, ours in pairs]
+        segments = [_Segment(*ends) for ends in zip(pairs, pairs[1:])]
+        if pairs:
+            before, behind = _Segment(pairs[0], pairs[0]), _Segment(pairs[-1], pairs[-1])
+            before.first, behind.last = -_FOREVER, _FOREVER
+            segments += [before, behind]
+        segments.sort(key=lambda segment: segment.first)
+        self._segments = segments
+        self._firsts = [segment.first for segment in segments]
+        #: The last time that any of the segments up to there showed.
+        self._lasts = list(accumulate((segment.last for segment in segments), max))
+
+    def __bool__(self) -> bool:
+        return bool(self._pairs)
+
+    def place(self, shown: int) -> tuple[int, int]:
+        """From when to when the clock can have shown a time."""
+        since, until = _FOREVER, -_FOREVER
+        at = bisect_right(self._firsts, shown) - 1
+        while at >= 0 and self._lasts[at] >= shown:
+            if self._segments[at].last >= shown:
+                low, high = self._segments[at].place(shown)
+                since, until = min(since, low), max(until, high)
+            at -= 1
+        return since, until
+
+    def shown(self, time_ns: int) -> int:
+        """What the clock shows at a time of ours, if it drifts evenly between readings."""
+        at = bisect_right(self._ours, time_ns)
+        nearest = self._pairs[min(at, len(self._pairs) - 1)]
+        before = self._pairs[at - 1] if at else nearest
+        if before[1] == nearest[1]:
+            return nearest[0] + time_ns - nearest[1]
+        part = (time_ns - before[1]) * (nearest[0] - before[0])
+        return before[0] + part // (nearest[1] - before[1])
+
+
 class ClockMap:
     """Times of any clock in CLOCK_MONOTONIC, from instants at which all were read.
 
     Between two instants the clocks are taken to drift evenly; before the first and
     after the last, not at all. Where a clock was set, or stood still, between two
-    instants, times between them become a time before everything: no lifetime has it.
+    instants, a time between them is a window: whenever the clock can have shown it.
     """
 
     def __init__(self, instants: Iterable[Instant]) -> None:
         self._instants = sorted(instants, key=lambda instant: instant.monotonic)
-        self._pairs: dict[str, tuple[list[int], list[int]]] = {}
+        self._readings: dict[str, _Readings] = {}
 
     def knows(self, clock: str) -> bool:
-        return clock == MONOTONIC or bool(self._table(clock)[0])
+        return clock == MONOTONIC or bool(self._read(clock))
+
+    def window(self, clock: str, first: int, last: int) -> tuple[int, int]:
+        """From when to when ``clock`` can have shown ``first`` to ``last``, CLOCK_MONOTONIC ns.
+
+        KsymError if that clock was never read.
+        """
+        if clock == MONOTONIC:
+            return first, last
+        readings = self._known(clock)
+        since, until = readings.place(first)
+        if last == first:
+            return since, until
+        low, high = readings.place(last)
+        return min(since, low), max(until, high)
 
     def to_monotonic(self, clock: str, time_ns: int) -> int:
-        """``time_ns`` of ``clock`` in CLOCK_MONOTONIC ns. KsymError if it was never read."""
-        if clock == MONOTONIC:
-            return time_ns
-        theirs, ours = self._table(clock)
-        if not theirs:
+        """``time_ns`` of ``clock`` in CLOCK_MONOTONIC ns. KsymError if it was never read.
+
+        A time that the clock did not show at one instant alone becomes one before everything:
+        no lifetime has it.
+        """
+        since, until = self.window(clock, time_ns, time_ns)
+        return since if since == until else _NEVER
+
+    def from_monotonic(self, clock: str, time_ns: int) -> int:
+        """What ``clock`` shows at ``time_ns`` of CLOCK_MONOTONIC, if it drifts evenly.
+
+        KsymError if it was never read.
+        """
+        return time_ns if clock == MONOTONIC else self._known(clock).shown(time_ns)
+
+    def _known(self, clock: str) -> _Readings:
+        readings = self._read(clock)
+        if not readings:
             raise KsymError(
                 f"the history cannot place times of the {clock} clock",
                 "record with: perf record -k CLOCK_MONOTONIC",
             )
-        at = bisect_right(theirs, time_ns)
-        if at == 0 or at == len(theirs):
-            nearest = min(at, len(theirs) - 1)
-            return time_ns - theirs[nearest] + ours[nearest]
-        span = theirs[at] - theirs[at - 1]
-        part = time_ns - theirs[at - 1]
-        if abs(span - (ours[at] - ours[at - 1])) > _STEP:
-            return _NEVER
-        return ours[at - 1] + part * (ours[at] - ours[at - 1]) // span
+        return readings
 
-    def _table(self, clock: str) -> tuple[list[int], list[int]]:
-        table = self._pairs.get(clock)
-        if table is None:
-            theirs: list[int] = []
-            ours: list[int] = []
-            for instant in self._instants:
-                value = getattr(instant, clock)
-                if value is None:
-                    continue
-                while theirs and theirs[-1] >= value:
-                    # Set back: times that it showed twice are those after the step.
-                    theirs.pop()
-                    ours.pop()
-                theirs.append(value)
-                ours.append(instant.monotonic)
-            table = self._pairs[clock] = theirs, ours
-        return table
+    def _read(self, clock: str) -> _Readings:
+        readings = self._readings.get(clock)
+        if readings is None:
+            pairs = [(getattr(instant, clock), instant.monotonic) for instant in self._instants]
+            readings = _Readings([pair for pair in pairs if pair[0] is not None])
+            self._readings[clock] = readings
+        return readings
 
 
 def clock_of_attr(attr: bytes, byteorder: str = sys.byteorder) -> str | None:

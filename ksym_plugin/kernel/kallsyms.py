@@ -24,7 +24,7 @@ import re
 from bisect import bisect_right
 from itertools import groupby
 
-from ksym_plugin.kernel import modules
+from ksym_plugin.kernel import modules, privileges
 from ksym_plugin.timeline.errors import KallsymsError
 from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
@@ -436,6 +436,16 @@ class Kallsyms:
                 "a kernel lists them with CONFIG_KALLSYMS; if this is a copy, take it again",
             )
         return cls(text, sizes)
+
+    @classmethod
+    def load_shown(cls) -> Kallsyms:
+        """The running kernel's table. KallsymsError, too, where it hides its addresses."""
+        table = cls.load()
+        if table.hidden:
+            raise KallsymsError(
+                "kernel addresses are hidden from this user", privileges.SHOW_ADDRESSES
+            )
+        return table
 
     @classmethod
     def parse(cls, data: bytes, module_sizes: dict[str, tuple[int, int]] | None = None) -> Kallsyms:

@@ -141,16 +141,16 @@ class Handler:
         self._session = session.open_session(
             options.choice, data_path, self.recorded, options.clock
         )
-        self._clock = SampleClock(options.clock, self._session.clock_map)
-        #: Waits until a history that is being written covers a time.
-        self._follow = self._session.follower()
-        self._covered = 0
         self._kernel_lines: ImageLines | None = None
         try:
             image = self._open_image(options.vmlinux, options.lines)
+            #: Waits until a history that is being written covers a time.
+            self._follow = self._session.follower()
         except BaseException:
             self.close()
             raise
+        self._covered = 0
+        self._clock = SampleClock(options.clock, self._session.clock_map)
         self._namer = Namer(self._session.lookup, self._session.running(image))
         self.tally = self._namer.tally
         wants_lines = options.wants_lines
@@ -233,7 +233,7 @@ class Handler:
         looks like.
         """
         pieces: list[Piece] = []
-        time_ns = None if self._follow is None else self._time(event)
+        window = None if self._follow is None else self._window(event)
         fixed = self._fixed_leaves
         confirmed = 0
         for node in nodes:
@@ -245,22 +245,24 @@ class Handler:
                 pieces.append(self._user(node))
                 break
             else:
-                if time_ns is None:
-                    time_ns = self._time(event)
-                piece = self._kernel(node, time_ns, not pieces, chain)
+                if window is None:
+                    window = self._window(event)
+                piece = self._kernel(node, window, not pieces, chain)
             pieces.append(piece)
             fixed = self._fixed
         self.tally.confirmed += confirmed
         return pieces
 
-    def _kernel(self, node: Node, time_ns: int, is_leaf: bool, chain: Sequence[Node]) -> Piece:
+    def _kernel(
+        self, node: Node, window: tuple[int, int], is_leaf: bool, chain: Sequence[Node]
+    ) -> Piece:
         """A frame of the kernel's part. It is cached where perf's name holds at all times."""
         address, name, offset = node["ip"], _name(node), node.get("sym_off")
         dso = strip_nul(node.get("dso") or "")
         if dso.startswith(_GUEST):  # looks like this kernel's, but is another's
             return self._by_perf(node)
         functions: list[str] = _functions_at(node, chain) if name else [""]
-        around, window = functions[-1], (time_ns, time_ns)
+        around = functions[-1]
         decision, shown = self._namer.decide(address, window, around, dso, offset)
         if decision == around != name:
             decision, shown = name, INLINED
@@ -293,18 +295,19 @@ class Handler:
         dso = strip_nul(node.get("dso") or "")
         return self._output.kernel(node["ip"], _name(node), node.get("sym_off"), dso)
 
-    def _time(self, event: dict[str, Any]) -> int:
-        """When a sample was taken, CLOCK_MONOTONIC ns. A history that is written covers it then."""
-        time_ns = self._clock.monotonic(event)
-        if self._follow is None or time_ns <= self._covered:
-            return time_ns
-        self._covered, self._clock.clock_map = self._follow(time_ns)
+    def _window(self, event: dict[str, Any]) -> tuple[int, int]:
+        """From when to when a sample can have been taken, CLOCK_MONOTONIC ns. A history that is
+        written covers it then."""
+        window = self._clock.window(event)
+        if self._follow is None or window[1] <= self._covered:
+            return window
+        self._covered, self._clock.clock_map = self._follow(window[1])
         # Symbols may have come where none had been.
         self._fixed.clear()
         self._fixed_leaves.clear()
-        if time_ns > self._covered:  # The recorder does not get on, or has ended: never wait again.
-            self._follow = None
-        return self._clock.monotonic(event)
+        if window[1] > self._covered:
+            self._follow = None  # The recorder does not get on, or has ended: never wait again.
+        return self._clock.window(event)
 
 
 def _leaf(event: dict[str, Any]) -> Node:

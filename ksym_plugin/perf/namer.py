@@ -71,14 +71,16 @@ _MOST_ERRORS = 16
 _LONGEST_ERROR = 100
 
 
-#: Why a frame of perf script's text keeps its name or has none: the time is not printed in full.
+#: Why a frame keeps perf's name, marked, or has none: text does not tell the time in full, or
+#: the clock was set about then.
 COARSE = Reason("two symbols followed each other here within what is known of the time")
 
 
 class Tally:
     """What became of the kernel frames, and why some have no name.
 
-    ``coarse`` frames and ``unparsed`` lines are of text alone, ``errors`` of samples alone.
+    ``coarse`` frames are perf's where the time is not known well enough. ``unparsed`` lines are
+    of text alone, ``errors`` of samples alone.
     """
 
     def __init__(self) -> None:
@@ -130,7 +132,7 @@ class Tally:
         for what, count in sorted(self.errors.items()):
             lines.append(f"{count:,} samples {what}")
         if self.coarse:
-            lines.append(f"{self.coarse:,} are as perf had them: {COARSE.text}")
+            lines.append(f"{self.coarse:,} are as perf had them, marked {UNCERTAIN}: {COARSE.text}")
         if self.unparsed:
             lines.append(f"{self.unparsed:,} lines are neither header nor frame; left as they are")
         return lines
@@ -251,13 +253,14 @@ class Namer:
     ) -> tuple[Decision, str]:
         """What a frame is called, and the dso that is printed of it, which may be empty.
 
-        The sample was taken in ``window``: its first and last ns (CLOCK_MONOTONIC). ``name``,
+        The sample was taken in ``window``: its first and last ns (CLOCK_MONOTONIC). Where two
+        symbols were there in that time, perf's name is marked. ``name``,
         ``dso`` and ``offset`` are perf's, empty and None where it has none.
         """
         answer = self._answer_if_wanting(address, window, name, dso, offset)
         if answer is COARSE and name:
             self.tally.coarse += 1
-            return name, dso
+            return name.rstrip(UNCERTAIN) + UNCERTAIN, dso
         decision = weigh(answer, name, dso, self.tally, self._has_modules)
         if isinstance(decision, Frame):
             return decision, format_dso(decision, dso)

@@ -106,7 +106,7 @@ class Renamer:
         self._clock = clock if isinstance(clock, str) else PERF
         if lookup is not None and clocks is not None:
             for name in set((self._clock_by_event or {b"": self._clock}).values()):
-                clocks.to_monotonic(name, 0)
+                clocks.window(name, 0, 0)
         self._follow = follow
         self._leeway = leeway
         self._covered = 0
@@ -160,8 +160,7 @@ class Renamer:
             clock = self._clock_by_event.get(self._header.event)
         if clock is None:
             return _OUTSIDE
-        earliest = self._clocks.to_monotonic(clock, window[0])
-        latest = max(earliest, self._clocks.to_monotonic(clock, window[1]))
+        earliest, latest = self._clocks.window(clock, *window)
         if self._follow is not None and latest > self._covered:
             self._covered, self._clocks = self._follow(latest)
             if latest > self._covered:  # The recorder does not get on: never wait again.

@@ -2,7 +2,7 @@
 
 The history says which frames are BPF's, and whose. Where perf's own name of a frame would
 count beside it (``namer.weigh``), there is no such name here: DataError then leaves the
-whole file to the handler, so that both count alike.
+whole file to perf's text, so that both count alike.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ _REFUSED = {
 }
 _LONG = re.compile(r"--([a-z][a-z-]*)(?:=(.*))?", re.DOTALL)
 #: Short options without a value can stand before one with a value: ``-fF ip,sym``.
-_SHORT = re.compile(r"-([aDdfGILlv]*)([FSsg])(.*)", re.DOTALL)
+WITHOUT_VALUE = "[aDdfGILlv]"
+_SHORT = re.compile(f"-({WITHOUT_VALUE}*)([FSsg])(.*)", re.DOTALL)
 _LETTERS = {"F": "fields", "S": "symbols", "s": "script", "g": "gen-script"}
 _FIELDS_TYPE = re.compile(r"(?:hw|sw|trace|raw|synth|break|bpf-output)\d*:")
 #: perf script leaves out where samples of tracepoints were, and has much else to say of them.
@@ -477,9 +478,16 @@ class Child:
         status = self._child.wait()
         if status >= 0:
             return status
-        name = signal.Signals(-status).name
-        say(f"perf was ended by {name}: its output may be cut short")
+        say(f"perf was ended by {_name_of(-status)}: its output may be cut short")
         return _SIGNALLED - status
+
+
+def _name_of(number: int) -> str:
+    """A signal's name; real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _feed(stdin: IO[bytes], source: Input) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 #: A time that nothing covers.
-_OUTSIDE = -1
+_OUTSIDE = (-1, -1)
 #: perf's time of a sample that has none is 0 or all ones, by its version.
 _NO_TIME = 1 << 63
 
@@ -97,11 +97,11 @@ class Session:
 
     def kallsyms(self) -> Kallsyms | None:
         """The running kernel's own table if the samples are of it; None, and a message, if it
-        cannot be read."""
+        cannot be read or hides its addresses."""
         try:
-            return Kallsyms.load() if self.is_this_boot else None
+            return Kallsyms.load_shown() if self.is_this_boot else None
         except KsymError as error:
-            say(str(error))
+            say(f"the running kernel was not asked for names: {error}")
             return None
 
     def time(self, at: int | None, clock: str | None) -> int:
@@ -306,8 +306,9 @@ class SampleClock:
         self._clocks: dict[str, str | None] = {}
         self._has_warned = False
 
-    def monotonic(self, event: dict[str, Any]) -> int:
-        """CLOCK_MONOTONIC ns; before everything if it is not known."""
+    def window(self, event: dict[str, Any]) -> tuple[int, int]:
+        """From when to when it can have been taken, CLOCK_MONOTONIC ns; before everything if
+        that is not known. Both are one where the clock was not set meanwhile."""
         name = str(event.get("ev_name"))
         clock = self._clocks.get(name, "")
         if clock == "":
@@ -315,7 +316,7 @@ class SampleClock:
         stamp = event["sample"].get("time") or 0
         if not 0 < stamp < _NO_TIME or clock is None or self.clock_map is None:
             return _OUTSIDE
-        return self.clock_map.to_monotonic(clock, stamp)
+        return self.clock_map.window(clock, stamp, stamp)
 
     def _clock_of(self, event: dict[str, Any]) -> str | None:
         """The clock of an event's samples; None, and one message, if it cannot be placed."""

@@ -16,7 +16,6 @@ from functools import partial
 
 from ksym_plugin.history import locate
 from ksym_plugin.history.locate import Origin
-from ksym_plugin.kernel import privileges
 from ksym_plugin.kernel.clocks import BOOTTIME, CLOCKS, MONOTONIC, PERF, REALTIME
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.namer import COARSE, OUT_OF_LINE, is_bpf_name, is_core, resolve_within
@@ -251,20 +250,22 @@ class _Fit:
     that clock each program was there when perf saw it.
     """
 
-    def __init__(self, clock: str, clock_map: ClockMap) -> None:
+    def __init__(self, clock: str, clock_map: ClockMap, resolver: Resolver) -> None:
         self.clock = clock
-        self.place = partial(clock_map.to_monotonic, clock)
+        #: From when to when times of this clock can have been, CLOCK_MONOTONIC ns.
+        self.place = partial(clock_map.window, clock)
+        self._resolver = resolver
         self.low, self.high = -UNTOLD, UNTOLD
         self.agreeing = 0
         #: Frames where another program was, or none, and perf's names of them.
         self.contradicting = 0
         self.against: set[str] = set()
 
-    def compare(self, seen: Seen, resolver: Resolver) -> None:
+    def compare(self, seen: Seen) -> None:
         """Take in a frame that perf named."""
-        window, address, name = seen
-        first, last = map(self.place, window)
-        answer = resolve_within(resolver, address, (first, last))
+        name = seen[2]
+        first, last = self.place(*seen[0])
+        answer = self.answer(seen)
         lifetime = answer.lifetime if isinstance(answer, Frame) else None
         if isinstance(answer, Frame) and lifetime is not None and answer.name == name:
             self.agreeing += 1
@@ -275,9 +276,18 @@ class _Fit:
             self.contradicting += 1
             self.against.add(name)
 
-    def shift(self, other: _Fit, at: int) -> int:
-        """By how much a time is later on this clock than on another."""
-        return self.place(at) - other.place(at)
+    def answer(self, seen: Seen, leeway: Leeway | None = None) -> Frame | Reason:
+        """Who was where a frame is; COARSE where there were several within the leeway."""
+        window, address, _ = seen
+        placed = self.place(*window)
+        return resolve_within(
+            self._resolver, address, placed if leeway is None else leeway.widen(*placed)
+        )
+
+    def shift(self, other: _Fit, at: int) -> tuple[int, int]:
+        """By how much a time is later on this clock than on another, at least and at most."""
+        (since, until), (first, last) = self.place(at, at), other.place(at, at)
+        return since - last, until - first
 
 
 def find_clock(start: Start, history: BootHistory, clock_map: ClockMap) -> tuple[str, Leeway]:
@@ -285,32 +295,23 @@ def find_clock(start: Start, history: BootHistory, clock_map: ClockMap) -> tuple
 
     KsymError if that leaves open which programs the frames are in.
     """
-    times = start.times or (0, 0)
-    fits = [_Fit(clock, clock_map) for clock in CLOCKS if clock_map.knows(clock)]
-    fits = [fit for fit in fits if history.overlaps(*map(fit.place, times))]
+    times, resolver = start.times or (0, 0), Resolver(history)
+    fits = [_Fit(clock, clock_map, resolver) for clock in CLOCKS if clock_map.knows(clock)]
+    fits = [fit for fit in fits if history.overlaps(*fit.place(*times))]
     if not fits:
         return MONOTONIC, Leeway()  # Nothing is known of those times on any clock.
-    resolver, since, until = Resolver(history), *history.bounds
-    shifts = [fit.shift(fits[0], times[0]) for fit in fits]
-    widest = Leeway(min(shifts) - UNTOLD, max(shifts) + UNTOLD, since, until)
-    passing = [
-        seen for seen in start.frames if not _is_lasting(seen, resolver, fits[0].place, widest)
-    ]
+    widest = _leeway_of(fits, fits[0], times[0], history)
+    # What was there on every clock tells nothing of the clock.
+    passing = [seen for seen in start.frames if fits[0].answer(seen, widest) is COARSE]
     for fit in fits:
         for seen in passing:
             if seen[2]:
-                fit.compare(seen, resolver)
+                fit.compare(seen)
     best = min(fits, key=lambda fit: (len(fit.against), fit.contradicting))
     left = [fit for fit in fits if len(fit.against) < len(best.against) + _REFUTED]
-    lows, highs = zip(
-        *(
-            (fit.shift(best, times[0]) + fit.low, fit.shift(best, times[0]) + fit.high)
-            for fit in left
-        )
-    )
-    leeway = Leeway(min(lows), max(highs), since, until)
+    leeway = _leeway_of(left, best, times[0], history)
     if best.contradicting * _RELIABLE > best.agreeing or not _decides(
-        _answer(seen, resolver, best.place, leeway) for seen in start.frames
+        best.answer(seen, leeway) for seen in start.frames
     ):
         raise KsymError(
             "nothing tells which clock the text's times are on, and the names of BPF frames"
@@ -320,26 +321,25 @@ def find_clock(start: Start, history: BootHistory, clock_map: ClockMap) -> tuple
     return best.clock, leeway
 
 
+def _leeway_of(fits: list[_Fit], best: _Fit, at: int, history: BootHistory) -> Leeway:
+    """How far the right clock may be from ``best``, if it is, or nearly is, one of ``fits``.
+
+    Clocks are compared at one time.
+    """
+    lows, highs = [], []
+    for fit in fits:
+        least, most = fit.shift(best, at)
+        lows.append(least + fit.low)
+        highs.append(most + fit.high)
+    return Leeway(min(lows), max(highs), *history.bounds)
+
+
 def _decides(answers: Iterable[Frame | Reason]) -> bool:
     """Whether most of the frames that may be BPF's are in one program."""
     open_ones = [
         answer is COARSE for answer in answers if answer is COARSE or isinstance(answer, Frame)
     ]
     return sum(open_ones) * _UNDECIDED <= len(open_ones)
-
-
-def _answer(
-    seen: Seen, resolver: Resolver, place: Callable[[int], int], leeway: Leeway
-) -> Frame | Reason:
-    (first, last), address, _ = seen
-    return resolve_within(resolver, address, leeway.widen(place(first), place(last)))
-
-
-def _is_lasting(
-    seen: Seen, resolver: Resolver, place: Callable[[int], int], leeway: Leeway
-) -> bool:
-    """Whether any clock gives the same answer, so that it tells nothing of the clock."""
-    return _answer(seen, resolver, place, leeway) is not COARSE
 
 
 @contextlib.contextmanager
@@ -382,11 +382,7 @@ def _by_running_system(known: Session, told: Clock | None, leeway: Leeway | None
 
     def running() -> tuple[Lookup | None, Kallsyms | None]:
         known.ask_live()
-        statics = known.kallsyms()
-        if statics is not None and statics.hidden:
-            say(f"only BPF symbols have names here: {privileges.SHOW_ADDRESSES}")
-            statics = None
-        return known.lookup, statics
+        return known.lookup, known.kallsyms()
 
     clocks = clocks_now()
     placed = clocks if clocks.knows(PERF) else None

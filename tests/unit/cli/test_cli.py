@@ -24,6 +24,7 @@ from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.kernel.worker import ask
 from ksym_plugin.timeline.symbols import BPF_PROG, NOT_LOADED, Load, Loss, Symbol, Unload
 from ksym_plugin.timeline.timeline import Timeline
+from tests.unit.perf_files import RELEASE, PerfFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -390,6 +391,23 @@ def test_perfs_options_stay_perfs() -> None:
     assert script.split(["-i", "x", "--", "-i", "--comms"]) == (["-i", "x"], ["-i", "--comms"])
 
 
+@pytest.mark.parametrize(
+    "words, ours, theirs",
+    [
+        (["-fi", "x", "-v"], ["-i", "x"], ["-f", "-v"]),
+        (["-Gvix"], ["-ix"], ["-Gv"]),
+        (["--inp", "x"], ["--input", "x"], []),
+        (["--inpu=x"], ["--input=x"], []),
+        (["--inline", "--insn-trace"], [], ["--inline", "--insn-trace"]),
+    ],
+)
+def test_perf_s_ways_to_name_its_input_name_ours(
+    words: list[str], ours: list[str], theirs: list[str]
+) -> None:
+    """perf takes all of these for -i (tools/lib/subcmd/parse-options.c)."""
+    assert script.split(words) == (ours, theirs)
+
+
 #: Prints a sample in a program, tells how it was called, and ends as it is told to.
 FAKE_PERF = """#!{python}
 import os, signal, sys
@@ -416,9 +434,12 @@ def run_script(place: Path, end: str | None, *words: str) -> subprocess.Complete
 def test_script_repairs_what_perf_prints_and_passes_its_status_on(
     place: Path, machine: Machine
 ) -> None:
-    machine.boot(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    machine.boot("an earlier one")  # This one may not have come to the time of the sample.
     (place / "data").mkdir()
     write("data/ksym.db")
+    data = PerfFile()
+    data.features[RELEASE] = data.string(os.uname().release)
+    (place / "data" / "p").write_bytes(data.file())
     words = ("-i", "data/p", "--comm", "x", "--clock", "monotonic")
     done = run_script(place, "sys.exit(3)", *words)
     assert done.returncode == 3

@@ -101,6 +101,17 @@ def test_an_area_of_bpf_is_as_large_as_the_boot_had_nodes(
         assert past.at(BASE + ((nodes + 2) << 21), 2_000) == (None, UNKNOWN_ADDRESS)
 
 
+@pytest.mark.parametrize("nodes", ["'many'", "x'00'", "2.5"])
+def test_a_file_of_a_later_format_may_say_more_of_a_boot(tmp_path: Path, nodes: str) -> None:
+    path = str(tmp_path / "h.db")
+    record(path, [load(BASE, 64, A, 1_000)])
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("ALTER TABLE boot ADD COLUMN later TEXT DEFAULT 'x'")
+        database.execute(f"UPDATE boot SET nodes = {nodes}")
+    with History(path) as past:
+        assert [boot.nodes for boot in past.boots()] == [1]
+
+
 @pytest.mark.skipif(sqlite3.sqlite_version_info < (3, 35), reason="SQLite cannot drop a column")
 def test_a_file_that_was_begun_without_nodes_is_read_and_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

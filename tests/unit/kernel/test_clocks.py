@@ -80,12 +80,6 @@ def test_clock_that_was_never_read_is_an_error_with_a_remedy() -> None:
     assert map_of((1000, None)).to_monotonic(BOOTTIME, 1005) == 1005
 
 
-def test_clock_that_was_set_back_is_still_monotone() -> None:
-    table = ClockMap(Instant(at, at, real, None) for at, real in ((10, 110), (20, 90), (30, 130)))
-    times = [table.to_monotonic(REALTIME, value) for value in range(80, 150)]
-    assert times == sorted(times)
-
-
 READINGS = st.lists(
     st.tuples(st.integers(1, 10**10), st.integers(-(10**6) + 1, 10**6 - 1)),
     min_size=1,
@@ -112,21 +106,68 @@ def test_places_are_monotone_exact_at_readings_and_between_neighbours(
             assert (place >= our_time) if at >= their_time else (place <= our_time)
 
 
-def test_times_between_which_a_clock_was_set_are_nowhere() -> None:
-    second = 10**9
-    forward = ClockMap(
-        Instant(at * second, at * second, real * second, None)
-        for at, real in ((10, 110), (20, 120), (30, 131))
+SECOND = 10**9
+
+
+def real_clock(*readings: tuple[int, int]) -> ClockMap:
+    """A map of CLOCK_REALTIME from readings of both clocks in seconds."""
+    return ClockMap(Instant(at * SECOND, at * SECOND, real * SECOND, None) for at, real in readings)
+
+
+def test_times_between_which_a_clock_was_set_forward_are_a_window() -> None:
+    forward = real_clock((10, 110), (20, 120), (30, 131))
+    assert forward.window(REALTIME, 115 * SECOND, 115 * SECOND) == (15 * SECOND, 15 * SECOND)
+    # If it was set at once, it showed 124 at 24; if it was set before that, at 23.
+    assert forward.window(REALTIME, 124 * SECOND, 124 * SECOND) == (23 * SECOND, 24 * SECOND)
+    assert forward.to_monotonic(REALTIME, 124 * SECOND) < 0
+    assert forward.to_monotonic(REALTIME, 132 * SECOND) == 31 * SECOND
+
+
+def test_times_that_a_clock_showed_twice_are_a_window_of_both() -> None:
+    back = real_clock((10, 110), (20, 120), (30, 115), (40, 125))
+    assert back.window(REALTIME, 112 * SECOND, 113 * SECOND) == (12 * SECOND, 28 * SECOND)
+    assert back.window(REALTIME, 121 * SECOND, 121 * SECOND) == (21 * SECOND, 36 * SECOND)
+    assert back.to_monotonic(REALTIME, 112 * SECOND) < 0
+    assert back.to_monotonic(REALTIME, 131 * SECOND) == 46 * SECOND
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 20), st.integers(-30, 30), st.integers(0, 100)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(-5, 130),
+)
+@settings(max_examples=300)
+def test_a_window_holds_when_a_clock_showed_a_time_that_was_set_once_between_readings(
+    steps: list[tuple[int, int, int]], at: int
+) -> None:
+    """The clock is simulated: an offset to ours that changes at one instant of each step."""
+    now, offset, readings, changes = 0, 100, [(0, 100)], []
+    for length, change, where in steps:
+        changes.append((now + length * where / 100, offset))
+        now, offset = now + length, offset + change
+        readings.append((now, now + offset))
+    changes.append((float("inf"), offset))
+    ahead = next(ahead for until, ahead in changes if at < until)
+    since, until = real_clock(*readings).window(
+        REALTIME, (at + ahead) * SECOND, (at + ahead) * SECOND
     )
-    assert forward.to_monotonic(REALTIME, 115 * second) == 15 * second
-    assert forward.to_monotonic(REALTIME, 125 * second) < 0
-    assert forward.to_monotonic(REALTIME, 132 * second) == 31 * second
-    back = ClockMap(
-        Instant(at * second, at * second, real * second, None)
-        for at, real in ((10, 110), (20, 120), (30, 115), (40, 125))
-    )
-    assert back.to_monotonic(REALTIME, 112 * second) < 0
-    assert back.to_monotonic(REALTIME, 121 * second) == 36 * second
+    assert since <= at * SECOND <= until
+
+
+@given(READINGS, st.integers(-(10**9), 10**11))
+@settings(max_examples=100)
+def test_a_time_of_ours_is_shown_as_the_time_that_is_placed_there(
+    steps: list[tuple[int, int]], at: int
+) -> None:
+    ours, theirs, readings = 0, 0, []
+    for our_step, drift in steps:
+        ours, theirs = ours + our_step + 10**7, theirs + our_step + 10**7 + drift
+        readings.append((ours, theirs))
+    table = map_of(*readings)
+    assert abs(table.to_monotonic(PERF, table.from_monotonic(PERF, at)) - at) <= 2
 
 
 def open_files() -> list[str]:

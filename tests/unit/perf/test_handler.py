@@ -404,6 +404,37 @@ def test_a_kept_frame_never_hides_bpf(run: Run, dso: str) -> None:
 # Clocks
 
 
+@pytest.mark.parametrize("ahead", [30, -30])
+def test_where_a_clock_was_set_no_name_is_wrong_and_unmarked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ahead: int
+) -> None:
+    """Read at 1 s and 40 s, it is set at any time between; A is there until 10 s, B from 12 s."""
+    path, real = str(tmp_path / "set.db"), 1_700_000_000
+    writer = HistoryWriter(path, "test", 0, None)
+    record_into(writer)
+    for at, shift in ((1, real), (40, real + ahead)):
+        writer.tick(Instant(at * SECOND, at * SECOND, (at + shift) * SECOND, None))
+    writer.close(HOUR)
+    raw = attr(clockid=time.CLOCK_REALTIME)
+    times = [(at, shift) for at in (3, 14, 30) for shift in (real, real + ahead)]
+    stale = {3: B, 14: A, 30: A}
+    lines = (
+        Run(capsys)
+        .open(path, None)
+        .feed(
+            *(
+                event(bpf(BASE + 8, stale[at], 8), time=(at + shift) * SECOND, attr=raw)
+                for at, shift in times
+            )
+        )
+    )
+    names = [line.split()[1].partition("+")[0] for line in lines]
+    for (at, _), name in zip(times, names):
+        assert name in (A if at < 10 else B, stale[at] + "?")
+    assert any(name.endswith("?") for name in names)
+    assert any(not name.endswith("?") for name in names)
+
+
 def clocked(tmp_path: Path, perf: int | None) -> str:
     """A history whose clocks are read once: boot time a minute ahead, real time far."""
     path = str(tmp_path / "clocks.db")
@@ -618,6 +649,25 @@ def test_of_what_was_there_before_perf_s_name_stands(
     run = open_live(monkeypatch, capsys, live(B, (12 * SECOND, 12 * SECOND)))
     lines = run.feed(event(bpf(BASE + 8, A, 8), time=stamp))
     assert lines == [frame(BASE + 8, f"{A}+0x8 ({A})")]
+
+
+def test_hidden_addresses_are_not_taken_for_another_kernel_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listing = f"{0:016x} T _text\n{0:016x} T start_here\n".encode()
+    monkeypatch.setattr(Kallsyms, "load", classmethod(lambda _: Kallsyms.parse(listing, {})))
+    run = open_live(monkeypatch, capsys, live(B, (12 * SECOND, 12 * SECOND)))
+    lines = run.feed(
+        event(node(CORE, "start_here", 0, VMLINUX), node(CORE + 0x44), time=13 * SECOND),
+        event(node(BASE + 8), time=13 * SECOND),
+    )
+    assert lines == [
+        frame(CORE, f"start_here+0x0 ({VMLINUX})"),
+        frame(CORE + 0x44, "[unknown] ([unknown])"),
+        frame(BASE + 8, f"{B}+0x8 ([bpf])"),
+    ]
+    assert "kernel addresses are hidden from this user; run as root" in run.said
+    assert "are not this kernel's" not in run.said
 
 
 def test_data_of_another_boot_is_not_named_by_this_one(

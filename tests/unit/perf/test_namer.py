@@ -277,8 +277,8 @@ ROWS = {
         ("nft_do", NFT, Said((None, NOT_LOADED), has_modules=True), "", ""),
         ("nft_do", NFT, Said(module(), has_modules=True), "", ""),
     ],
-    ("a name", "another symbol within what perf prints of the time"): [
-        (A, A, Said(program(B), program(A)), A, A)
+    ("a name", "another symbol within what is known of the time"): [
+        (A, A, Said(program(B), program(A)), A + "?", A)
     ],
 }
 WORDS = {

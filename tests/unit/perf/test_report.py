@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.history.locate import Choice
+from ksym_plugin.history.reader import History
 from ksym_plugin.history.writer import HistoryWriter
+from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import MONOTONIC
 from ksym_plugin.perf import report, session
 from ksym_plugin.perf.data import DataError, Recorded
@@ -154,8 +156,11 @@ def test_samples_of_every_kind_count_as_the_handler_counts_them(
 
 def test_the_shipped_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo.shipped(str(tmp_path))
+    history = str(tmp_path / "ksym.db")
     theirs = [json.loads(line) for line in demo.unpacked("events.jsonl").splitlines()]
     file = PerfFile(PerfEvent("cpu-clock"))
+    with History(history) as past:
+        file.features[pf.RELEASE] = file.string(past.boots()[0].release)
     for comm, tid in {(one["comm"], one["sample"]["tid"]) for one in theirs}:
         file.comm(tid, tid, comm.encode(), time=1)
     comms: dict[int, str] = {}
@@ -170,11 +175,11 @@ def test_the_shipped_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str
         mode = pf.KERNEL_MODE if sample["ip"] >> 63 else pf.USER_MODE
         fields = {key: sample[key] for key in ("ip", "pid", "tid", "time", "period")}
         file.sample(misc=mode, chain=words, **fields)
-    history = str(tmp_path / "ksym.db")
     ours = directly(tmp_path, history, file)
     assert ours[0]["samples"] == 2321
     assert ours[0]["bpf_samples"] > 1000
     capsys.readouterr()
+    demo.call_boot(history, identity.boot_id())
     handler = Handler(Options(history, None, "report"), None)
     for one in theirs:
         handler.process_event(one)
