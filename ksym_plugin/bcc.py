@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _KERNEL = -1
 _UNKNOWN = -1
 _CORE = b"kernel"
+#: How long ``install`` waits for the plugin to follow the kernel, in seconds.
+_PATIENCE = 15.0
 
 _installed: KernelSymbols | None = None
 
@@ -69,15 +71,20 @@ def install() -> None:
     """Answer for bcc from here on; idempotent. SourceError if bcc is not there.
 
     The plugin follows the kernel from now on, in this process, until ``uninstall`` or the
-    process's end.
+    process's end. It waits until the plugin does, for some seconds at most.
     """
     global _installed
     caches = bcc_loader.load().BPF._sym_caches
     if _installed is not None:
         return
     from ksym_hooks import get_plugin_manager
+    from ksym_plugin import plugin
 
     manager = get_plugin_manager()
+    follower = plugin.begin()
+    if follower is not None:
+        # Of what was there before it knows nothing: every name from then on would be doubtful.
+        follower.wait_started(_PATIENCE)
     manager.hook.ksym_resolve_frames(addresses=[], time=None, clock="monotonic")
     _installed = KernelSymbols(manager)
     caches[_KERNEL] = _installed

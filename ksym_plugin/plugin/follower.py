@@ -191,6 +191,10 @@ class Follower:
             self._pipe.close()
             raise
 
+    def wait_started(self, seconds: float) -> bool:
+        """Wait until the kernel is followed, or cannot be; whether that is so."""
+        return self._has_started.wait(seconds)
+
     def frames(
         self, addresses: Iterable[int], time_ns: int | None, clock: str
     ) -> list[Frame | Reason]:

@@ -64,14 +64,19 @@ class Verdict:
         return self.frame.name == UNKNOWN
 
     @property
+    def doubted(self) -> bool:
+        """Whether it is marked as one that may be wrong."""
+        return self.frame.name.endswith("?")
+
+    @property
     def wrong(self) -> bool:
-        return not self.right and not self.missing
+        return not self.right and not self.missing and not self.doubted
 
 
 class Score:
-    """Of the frames looked at: how many have the true name, another one, or none."""
+    """Of the frames looked at: how many have the true name, another one, a marked one, or none."""
 
-    __slots__ = ("missing", "right", "total", "verdicts", "wrong")
+    __slots__ = ("doubted", "missing", "right", "total", "verdicts", "wrong")
 
     def __init__(self, verdicts: list[Verdict]) -> None:
         self.verdicts = verdicts
@@ -79,6 +84,7 @@ class Score:
         self.right = sum(verdict.right for verdict in verdicts)
         self.wrong = sum(verdict.wrong for verdict in verdicts)
         self.missing = sum(verdict.missing for verdict in verdicts)
+        self.doubted = sum(verdict.doubted for verdict in verdicts)
 
     @property
     def share_right(self) -> float:
@@ -86,6 +92,7 @@ class Score:
 
     def __str__(self) -> str:
         shown = f"{self.total}: {self.right} right, {self.wrong} wrong, {self.missing} missing"
+        shown += f", {self.doubted} marked" if self.doubted else ""
         for verdict in [verdict for verdict in self.verdicts if verdict.wrong][:5]:
             shown += f"\n  {verdict.frame.ip:#x} is {verdict.expected}, not {verdict.frame.name}"
         return shown

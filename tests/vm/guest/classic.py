@@ -31,7 +31,7 @@ _SO_ATTACH_FILTER = 26
 _NO_NEW_PRIVS, _SET_SECCOMP, _MODE_FILTER, _ALLOW = 38, 22, 2, 0x7FFF0000
 #: net.core.optmem_max leaves room for no more than 2,500.
 _LENGTH = 2_000
-_SECONDS = 3.0
+_SECONDS = 6.0
 
 
 class Code:

@@ -31,14 +31,14 @@ def test_the_filters_have_no_symbol(recorded: Recorded) -> None:
 def test_a_filter_s_frames_are_bpf_s_and_nameless(recorded: Recorded, kind: str) -> None:
     frames = recorded.frames(*recorded.truth["classic"][kind])
     print(f"{len(frames)} frames in the {kind} filter")
-    assert len(frames) > 2  # An emulated timer brings few on a busy machine.
+    assert len(frames) > 10  # An emulated timer brings few on a busy machine.
     assert {(frame.name, frame.dso) for frame in frames} == {(truth.UNKNOWN, "[bpf]")}
 
 
 def test_programs_beside_them_keep_their_names(recorded: Recorded) -> None:
     for start, end, name in recorded.truth["named"]:
         frames = recorded.frames(start, end)
-        assert len(frames) > 2  # An emulated timer brings few on a busy machine.
+        assert len(frames) > 10  # An emulated timer brings few on a busy machine.
         assert {(frame.name, frame.dso) for frame in frames} == {(name, "[bpf]")}
 
 

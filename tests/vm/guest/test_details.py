@@ -77,7 +77,7 @@ def test_a_trampoline_says_what_it_traces():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("life", [2, 10, 100])
+@pytest.mark.parametrize("life", [1, 10, 100])
 def test_what_share_is_read_in_time(life, kernel):
     process = DetailsProcess()
     told(process, 3)
@@ -91,4 +91,4 @@ def test_what_share_is_read_in_time(life, kernel):
         file.write(f"{kernel} {life} ms: {process.summary()}\n")
     assert share + process.counts.get(GONE, 0) == 40
     # Here everything takes twenty times as long as on the machine around it.
-    assert share >= {2: 0, 10: 12, 100: 38}[life], process.counts
+    assert share >= {1: 0, 10: 12, 100: 38}[life], process.counts
