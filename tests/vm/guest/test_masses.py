@@ -91,8 +91,8 @@ def test_the_table_is_exact_again_after_losses(tmp_path: Path) -> None:
     truth, standing = kernel_table(loads.held), rawbpf.kallsyms_bpf()
     print(
         f"{recorder.tracker.losses} losses, {recorder.tracker.resyncs - 1} resyncs in"
-        f" {(loads.ended - began) / 1e9:.1f} s; idle before and afterwards {loads.before / 3 * 100:.1f} and"
-        f" {loads.idle / 3 * 100:.1f} %"
+        f" {(loads.ended - began) / 1e9:.1f} s; idle before {loads.before / 3 * 100:.1f} %,"
+        f" afterwards {loads.idle / 3 * 100:.1f} %"
     )
     assert recorder.tracker.losses > 0
     assert recorder.covered >= loads.ended, "no resync brought it back to the present"
