@@ -8,6 +8,7 @@ that way is said once more at the end of the run.
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import shutil
 import sys
@@ -95,6 +96,35 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason in _said:
         hang = reason.startswith(probe.HANG_REASON.split("{")[0])
         terminalreporter.write_line(f"{'SKIPPED' if hang else word}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """There is a gcc."""
+    if shutil.which("gcc") is None:
+        _stop(LACK, "gcc is not installed")
+
+
+@pytest.fixture(scope="session")
+def newer_pythons() -> list[str]:
+    """Pythons that have -X perf, from 3.12 on, one of each version; two on CI."""
+    found = list(filter(None, map(_python, ("3.12", "3.13", "3.14"))))
+    if not found or (strict() and len(found) < 2):
+        _stop(LACK, "there are not two Pythons from 3.12 on")
+    return found
+
+
+def _python(version: str) -> str | None:
+    """The first Python of that version that runs: pyenv's shims are there without being so."""
+    root = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
+    check = f"import sys; assert '%d.%d' % sys.version_info[:2] == '{version}'"
+    for path in (
+        shutil.which(f"python{version}"),
+        *glob.glob(f"{root}/versions/{version}*/bin/python"),
+    ):
+        if path is not None and not procs.run([path, "-c", check], 30, status=None).status:
+            return path
+    return None
 
 
 @pytest.fixture(scope="session")

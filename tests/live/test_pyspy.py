@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -256,35 +255,17 @@ def tracer(pid: int) -> str:
 # Python from 3.12 on
 
 
-def newer_pythons() -> list[str]:
-    root = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
-    found = []
-    for version in ("3.12", "3.13"):
-        candidates = [
-            shutil.which(f"python{version}"),
-            *glob.glob(f"{root}/versions/{version}*/bin/python"),
-        ]
-        check = f"import sys; assert '%d.%d' % sys.version_info[:2] == '{version}'"
-        for path in filter(None, candidates):
-            if (
-                subprocess.run([path, "-c", check], capture_output=True, check=False).returncode
-                == 0
-            ):
-                found.append(path)
-                break
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.usefixtures("perf_python")
-def test_frames_of_perf_support_stay_whole(version: int, tmp_path: Path) -> None:
-    pythons = newer_pythons()
-    if version >= len(pythons):
-        pytest.skip("there is no such Python here")
+def test_frames_of_perf_support_stay_whole(
+    version: int, newer_pythons: list[str], tmp_path: Path
+) -> None:
+    if version >= len(newer_pythons):
+        pytest.skip("there is one such Python alone")
     data, text = str(tmp_path / "perf.data"), tmp_path / "perf.txt"
     call = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "499", "--call-graph", "dwarf"]
-    target = [pythons[version], "-X", "perf", *phases(tmp_path / "t", 50, 1)[1:]]
+    target = [newer_pythons[version], "-X", "perf", *phases(tmp_path / "t", 50, 1)[1:]]
     procs.run([*call, "-k", "CLOCK_MONOTONIC", "-o", data, "--", *target], 60)
     ksym = [sys.executable, "-m", "ksym_plugin.cli"]
     theirs = procs.run(["perf", "script", "-i", data], 60).out
@@ -308,10 +289,7 @@ def frames(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_perf_support_is_named_first(tmp_path: Path) -> None:
-    pythons = newer_pythons()
-    if not pythons:
-        pytest.skip("there is no Python from 3.12 on here")
-    with running([pythons[0], *phases(tmp_path / "t", 100, 20)[1:]], tmp_path / "t") as pid:
+def test_perf_support_is_named_first(newer_pythons: list[str], tmp_path: Path) -> None:
+    with running([newer_pythons[0], *phases(tmp_path / "t", 100, 20)[1:]], tmp_path / "t") as pid:
         done = record(tmp_path, "-p", str(pid), "--duration", "1")
     assert "-X perf" in done.err.splitlines()[0]

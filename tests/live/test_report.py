@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -215,7 +214,7 @@ def test_programs_that_share_a_subprogram_have_their_own_names(
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the C code is for x86-64")
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+@pytest.mark.usefixtures("compiler")
 def test_a_program_s_address_in_a_user_s_stack_is_not_the_program(tmp_path: Path) -> None:
     data, history = str(tmp_path / "perf.data"), str(tmp_path / "ksym.db")
     (tmp_path / "frame.c").write_text(MADE_UP_FRAME)
