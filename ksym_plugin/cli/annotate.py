@@ -37,8 +37,9 @@ def command(history: Choice, clock: str | None, folded: bool, at: int | None, fi
 
     What is not a kernel frame passes byte for byte, as it comes. perf cuts its times off
     after the microsecond (see perf script --ns): where two programs followed each other
-    within it, perf's name stays. The text must be of the boot that the history is of;
-    without a history, of the running system, and then perf's names have to show it.
+    within it, perf's name stays and is marked with a question mark. The text must be of
+    the boot that the history is of; without a history, of the running system, and then
+    perf's names have to show it.
 
     Folded stacks have no time: --at gives one, and without it an address is named if the
     history knows of one program only that was ever there.

@@ -7,7 +7,7 @@ sample of known lines passes in one piece.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 
 from ksym_plugin.kernel.clocks import PERF
 from ksym_plugin.perf import text
@@ -48,6 +48,8 @@ _BLANK = (b"", b"\r")
 _MOST_LINES = 1 << 16
 _LONGEST_KEPT = 1 << 10
 _MOST_BYTES = 1 << 25
+#: How many names, as perf printed them, are kept as text.
+_MOST_NAMES = 1 << 12
 #: What a line is within the kernel's part of a stack. The user's part begins with USER. BESIDE
 #: stays as it is: a frame of another kernel, an inlined function, a source line. Of a kernel
 #: frame perf's name holds at all times (STANDS), or no name does (NAMELESS), or that PASSES.
@@ -187,10 +189,15 @@ def region(frame: FrameLine) -> int:
 
 def perf_name(frame: FrameLine) -> tuple[str, str]:
     """perf's name and dso of a frame, each empty where it has none."""
-    dso = "" if frame.dso in (None, UNKNOWN) else decode_name(frame.dso or b"")
-    if frame.name == UNKNOWN:
-        return "", strip_nul(dso)
-    name, dso = strip_nul(decode_name(frame.name)), strip_nul(dso)
+    return _perf_name(frame.name, frame.dso)
+
+
+@lru_cache(_MOST_NAMES)
+def _perf_name(symbol: bytes, file: bytes | None) -> tuple[str, str]:
+    dso = "" if file in (None, UNKNOWN) else strip_nul(decode_name(file or b""))
+    if symbol == UNKNOWN:
+        return "", dso
+    name = strip_nul(decode_name(symbol))
     # A mark that an earlier run left.
     return (name.rstrip("?") if is_bpf_name(name.rstrip("?"), dso) else name), dso
 
@@ -250,9 +257,11 @@ class Stack:
     ``nameless`` count kernel frames that are the same at all times.
     """
 
-    __slots__ = ("in_kernel", "nameless", "passing", "pieces", "standing")
+    __slots__ = ("in_kernel", "nameless", "passing", "pieces", "standing", "tail")
 
     def __init__(self) -> None:
+        #: All but the leaf as text, once that is known.
+        self.tail: bytes | None = None
         self.in_kernel = True
         self.pieces: list[Piece] = []
         self.passing: list[tuple[int, bytes, FrameLine]] = []
@@ -272,6 +281,8 @@ class StackReader:
     needs_time = False
     #: Whether it makes the same of all frames of a user's function, whatever their addresses.
     by_function = True
+    #: Whether the line of a frame of the user's is all that it makes of it.
+    passes_users = False
 
     def __init__(self, renamer: Renamer, locator: Locator | None = None) -> None:
         self._renamer = renamer
@@ -372,7 +383,11 @@ class StackReader:
             self._end()
         self._untimed = first
         try:
-            kind, leaf, frame = self._leaves[line]
+            if self.passes_users and line < _UPPER_HALF and text.is_usual(line):
+                # They are at too many addresses to be kept.
+                kind, leaf, frame = USER, line, None
+            else:
+                kind, leaf, frame = self._leaves[line]
             callers = self._stacks[kind == USER].get(rest)
             if callers is None:
                 callers = self._take_in(rest, kind != USER)
@@ -380,21 +395,26 @@ class StackReader:
             self._untimed = b""
             return False
         if kind == PASSES or callers.passing:
-            whole = self._at_its_time(line, leaf, frame, callers)
+            whole = self._at_its_time(header, line, leaf, frame, callers)
         else:
-            whole = self._wholes.get((leaf, callers))
-            if whole is None:
-                whole = self._wholes[leaf, callers] = self._join([leaf, *callers.pieces[1:]])
-                self._note_size(len(below))
+            whole = self._with_leaf(leaf, callers, len(below))
         self._renamer.tally.confirmed += callers.standing + (kind == STANDS)
         if kind == NAMELESS or callers.nameless:
             self._renamer.count(0, callers.nameless + (kind == NAMELESS))
         if self.needs_time:
-            header = text.header(first) or header
+            header = header.of(first)
         if not self._untimed:
             self._renamer.begin(None)
         self._sample(header, whole, first)
         return True
+
+    def _with_leaf(self, leaf: Piece, callers: Stack, size: int) -> Whole:
+        """What is made of a stack of ``size`` bytes that is the same at all times."""
+        whole = self._wholes.get((leaf, callers))
+        if whole is None:
+            whole = self._wholes[leaf, callers] = self._join([leaf, *callers.pieces[1:]])
+            self._note_size(size)
+        return whole
 
     def _take_in(self, rest: bytes, in_kernel: bool) -> Stack:
         """A stack behind its leaf that was not met before."""
@@ -416,10 +436,12 @@ class StackReader:
                 kept.clear()
 
     def _at_its_time(
-        self, line: bytes, leaf: Piece, frame: FrameLine | None, callers: Stack
+        self, header: Header, line: bytes, leaf: Piece, frame: FrameLine | None, callers: Stack
     ) -> Whole:
         """A stack of which some frames depend on the time; ``frame`` is the leaf if it does."""
-        self._begin_time()
+        if self._untimed:
+            self._renamer.begin(header.of(self._untimed))
+            self._untimed = b""
         pieces = [leaf, *callers.pieces[1:]]
         if frame is not None:
             pieces[0] = self._kernel(line, frame, *self._renamer.decide(frame), True)
@@ -538,6 +560,8 @@ class StackReader:
         return kind, self._kernel(line, frame, name or None, dso, is_leaf), None
 
     def _in_user_part(self, line: bytes) -> Piece:
+        if self.passes_users and text.is_usual(line):
+            return line
         function = _function(line) if self.by_function else line
         piece = self._functions.get(function)
         if piece is not None:
@@ -590,6 +614,7 @@ class Annotator(StackReader):
     """
 
     by_function = False
+    passes_users = True
 
     def __init__(self, renamer: Renamer, locator: Locator | None = None) -> None:
         super().__init__(renamer, locator)
@@ -633,6 +658,11 @@ class Annotator(StackReader):
 
     def _join(self, pieces: list[bytes]) -> bytes:
         return b"\n".join(pieces)
+
+    def _with_leaf(self, leaf: bytes, callers: Stack, size: int) -> bytes:
+        if callers.tail is None:
+            callers.tail = self._join([b"", *callers.pieces[1:]])
+        return leaf + callers.tail
 
     def _sample(self, header: Header, stack: bytes, line: bytes) -> None:
         if line:

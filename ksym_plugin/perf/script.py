@@ -61,6 +61,7 @@ _SECOND = 1_000_000_000
 #: perf prints seconds in at least so many columns, and digits after them without --ns.
 _SECONDS_WIDTH = 5
 _DIGITS = 9
+_DOT = ord(".")
 _PIECE = 1 << 20
 #: perf's name for standard input, and Linux' for a file there.
 _STDIN = "-"
@@ -208,11 +209,14 @@ class Times:
         self._in_full = in_full
         self._is_hidden = is_hidden
         self._relative = relative
+        self._is_plain = not (in_full or is_hidden or relative)
         self._since: int | None = None
 
     def format(self, line: bytes, end: int) -> bytes:
         """A line with a time, which ends at ``end``, as it is printed."""
         dot = end - _DIGITS - 1
+        if self._is_plain and 0 < dot < len(line) - _DIGITS - 1 and line[dot] == _DOT:
+            return line[: end - 3] + line[end:]
         start = line.rfind(b" ", 0, max(dot, 0)) + 1
         if dot < 0 or line[dot : dot + 1] != b"." or not line[start:dot].isdigit():
             return line
@@ -335,6 +339,7 @@ class ScriptText(Annotator):
         self._selection = Selection(request, wanted) if is_chosen else None
         self._times = request.times
         self._hides_dso = "dso" in request.hidden
+        self.passes_users = not self._hides_dso
         self.has_offsets = request.has_offsets
 
     def feed(self, data: bytes) -> bytes:

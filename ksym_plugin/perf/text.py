@@ -135,6 +135,18 @@ class Header:
         if period and len(period) <= _LONGEST_NUMBER:
             self.period = int(period) or 1
 
+    def of(self, line: bytes) -> Header:
+        """The header of a line that ``Headers.find`` has found this one for: with its time."""
+        end = len(line) - self.behind
+        dot = end - len(self.fraction) - 1
+        seconds = line[line.rfind(b" ", 0, dot) + 1 : dot]
+        if not self.seconds or not seconds.isdigit():
+            return self  # It is the line's own.
+        event, fraction = (b"", self.event, self.payload), line[dot + 1 : end]
+        found = Header(self.comm, self.pid, self.tid, seconds, fraction, event, self.behind)
+        found.period = self.period
+        return found
+
     def window(self) -> tuple[int, int] | None:
         """First and last ns that the time can stand for: perf cuts it off after the last digit."""
         if not self.seconds or len(self.seconds) > 12:
@@ -223,8 +235,10 @@ class Headers:
             end = len(line) - len(self._behind)
             start = end - self._size
             found = self._alike.get(line[:start])
-            if found is not None and line[start:end].replace(b".", b"", 1).isdigit():
-                return found
+            if found is not None:
+                seconds, _, fraction = line[start:end].partition(b".")
+                if len(fraction) == len(found.fraction) and (seconds + fraction).isdigit():
+                    return found
         return self._look_up(line)
 
     def _look_up(self, line: bytes) -> Header | None:
@@ -318,6 +332,11 @@ def _read_event(rest: bytes) -> tuple[bytes, bytes, bytes]:
 
 #: Without a payload this text is the same in most samples.
 _cached_event = lru_cache(_MOST_EVENTS)(_read_event)
+
+
+def is_usual(line: bytes) -> bool:
+    """Whether a line is a frame as perf prints most of them."""
+    return _FRAME.fullmatch(line) is not None
 
 
 def frame(line: bytes) -> FrameLine | None:
