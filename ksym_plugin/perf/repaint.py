@@ -619,6 +619,8 @@ class Annotator(StackReader):
     def __init__(self, renamer: Renamer, locator: Locator | None = None) -> None:
         super().__init__(renamer, locator)
         self.has_offsets = True
+        #: Lines of kernel frames as they are printed, by what was decided of them.
+        self._shown: dict[tuple[bytes, object, str], bytes] = {}
         self._out: list[bytes] = []
 
     def feed(self, data: bytes) -> bytes:
@@ -646,12 +648,26 @@ class Annotator(StackReader):
     def _kernel(
         self, line: bytes, frame: FrameLine, decision: Decision, dso: str, is_leaf: bool
     ) -> bytes:
-        line = _rewritten(line, frame, renamed(frame, decision, dso, self.has_offsets))
+        line = self._printed(line, frame, decision, dso)
         if self._locator is None:
             return line
         known = located(self._locator, frame.address, frame.distance, decision, dso, is_leaf)
         source = b"" if known is None else encode_name(below(known).rstrip("\n"))
         return line + b"\n" + source if source else line
+
+    def _printed(self, line: bytes, frame: FrameLine, decision: Decision, dso: str) -> bytes:
+        """The line of a kernel frame with what was decided of it; kept for the next time."""
+        decided: object = decision
+        if isinstance(decision, Frame):
+            decided = decision.name, decision.offset, decision.certainty
+        printed = self._shown.get((line, decided, dso))
+        if printed is None:
+            printed = _rewritten(line, frame, renamed(frame, decision, dso, self.has_offsets))
+            if len(line) <= _LONGEST_KEPT:
+                if len(self._shown) >= _MOST_LINES:
+                    self._shown.clear()
+                self._shown[line, decided, dso] = printed
+        return printed
 
     def _beside(self, line: bytes) -> bytes:
         return line

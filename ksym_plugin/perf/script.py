@@ -9,6 +9,7 @@ that are printed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import signal
@@ -63,6 +64,8 @@ _SECONDS_WIDTH = 5
 _DIGITS = 9
 _DOT = ord(".")
 _PIECE = 1 << 20
+#: F_SETPIPE_SZ of linux/fcntl.h. perf need not wait then for each piece to be read.
+_SET_PIPE_SIZE = 1031
 #: perf's name for standard input, and Linux' for a file there.
 _STDIN = "-"
 _STDIN_FILE = "/dev/stdin"
@@ -460,6 +463,9 @@ class Child:
                 "install it (Debian: apt install linux-perf)",
             ) from None
         self.stdout = self._child.stdout
+        if self.stdout is not None:
+            with contextlib.suppress(OSError):  # An ordinary user may have too many pipes.
+                fcntl.fcntl(self.stdout, _SET_PIPE_SIZE, _PIECE)
         if self._child.stdin is not None:
             feed = (self._child.stdin, source)
             threading.Thread(target=_feed, args=feed, daemon=True).start()
