@@ -30,6 +30,8 @@ _CLOCK = "user and system CPU time of perf script"
 _ALL = "user and system CPU time of all processes"
 _HANDLER = os.path.join(REPO, "contrib", "perf-script", "ksym_handler.py")
 _OWN = "scripts/python/stackcollapse.py"
+#: Brendan Gregg's FlameGraph, in the folder of checkouts that $KSYM_REFERENCE names.
+_PERL = os.path.join(os.environ.get("KSYM_REFERENCE", ""), "FlameGraph", "stackcollapse-perf.pl")
 #: What there is to sample: a BPF program run over and over, files read, sums.
 _LOAD = """
 import os, sys, time
@@ -56,7 +58,7 @@ def rows(quick: bool) -> list[dict[str, Any]]:
         data = os.path.join(folder, "perf.data")
         history = os.path.join(folder, "ksym.db")
         found = record(data, history, seconds, samples)
-        return compared(folder, data, history, rounds, found)
+        return [*compared(folder, data, history, rounds, found), fold(folder, rounds)]
 
 
 def obstacle() -> str:
@@ -178,3 +180,24 @@ def compared(
             "perf.data is read directly",
         ),
     ]
+
+
+def fold(folder: str, rounds: int) -> dict[str, Any]:
+    """ksym fold of perf script's text, which ``compared`` has left, on one core."""
+    name, bar = "ksym fold against stackcollapse-perf.pl", (">=", 8.0)
+    if not os.path.exists(_PERL):
+        return not_measured(name, "times", bar, "$KSYM_REFERENCE names no folder with FlameGraph")
+    plain = os.path.join(folder, "plain")
+    commands = {
+        "perl": ["perl", _PERL, plain],
+        "fold": [sys.executable, "-m", "ksym_plugin.cli", "fold", "--jobs", "1", plain],
+    }
+    taken: dict[str, list[float]] = {name: [] for name in commands}
+    for turn in range(rounds + 1):
+        for each, command in commands.items():
+            cost = run(command, os.path.join(folder, each))
+            if turn:
+                taken[each].append(cost.cpu)
+    ours, theirs = (Figures(taken[each]) for each in ("fold", "perl"))
+    note = f"{os.path.getsize(plain) / 1e6:.0f} MB of text"
+    return row(name, theirs.over(ours), "times", bar, _ALL, "stackcollapse-perf.pl", 1.0, note)

@@ -257,6 +257,14 @@ def _with_task(task: bytes, stack: bytes) -> bytes:
     return b"%s;%s" % (name, stack) if stack else name
 
 
+class PerfNames(Renamer):
+    """Leaves all frames under perf's names, and counts none."""
+
+    def is_fixed(self, frame: FrameLine) -> bool:
+        """Whatever the time is."""
+        return True
+
+
 class Folder(StackReader):
     """Text in by ``read``, ``end`` at its end; ``sums`` is the result.
 
@@ -264,7 +272,7 @@ class Folder(StackReader):
     """
 
     def __init__(self, options: FoldOptions, renamer: Renamer | None = None) -> None:
-        super().__init__(renamer or Renamer())
+        super().__init__(renamer or PerfNames())
         self.sums = Sums()
         self._options = options
         self._inliner = Inliner(options.context) if options.inline else None
