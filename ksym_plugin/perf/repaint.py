@@ -405,6 +405,7 @@ class StackReader:
             header = header.of(first)
         if not self._untimed:
             self._renamer.begin(None)
+        self._untimed = b""  # What comes by line has another time.
         self._sample(header, whole, first)
         return True
 

@@ -173,6 +173,15 @@ def test_behind_a_user_address_nothing_is_the_kernel_s() -> None:
         assert sum(stack.count(A) for stack in folded(text, renamer(one_place()))) == 1
 
 
+@pytest.mark.parametrize("first", [INSIDE, b"\tffffffff81000404 alpha+0x4 ([kernel.kallsyms])\n"])
+def test_a_sample_in_two_pieces_is_named_by_its_own_time(first: bytes) -> None:
+    text = sample("5.500000", first) + sample("6.600000")
+    named = text.replace(LINE, NAMED % B.encode())
+    for cut in range(len(text)):
+        by = Annotator(renamer(one_place()))
+        assert by.feed(text[:cut]) + by.feed(text[cut:]) + by.close() == named
+
+
 def test_a_guest_s_frame_and_an_inlined_one_do_not_end_the_kernel_s_part() -> None:
     for line in (
         b"\tffffffff81000404 [unknown] ([guest.kernel.kallsyms])\n",
