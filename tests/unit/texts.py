@@ -16,7 +16,8 @@ from tests.unit.helpers import load, timeline_of, unload
 
 #: Texts in perf script's many forms, written for these tests.
 CORPUS = Path(__file__).parents[1] / "data" / "perf-script"
-#: A folder with checkouts of brendangregg/FlameGraph and jonhoo/inferno.
+#: A folder with checkouts of brendangregg/FlameGraph and jonhoo/inferno, and what
+#: test_consumers.py names.
 REFERENCE = os.environ.get("KSYM_REFERENCE", "")
 
 TABLE = b"ffffffff81000000 T _text\nffffffff81000400 T alpha\nffffffff81000500 T beta\n"
