@@ -111,17 +111,26 @@ class _Readings:
             segments += [before, behind]
         segments.sort(key=lambda segment: segment.first)
         self._segments = segments
-        self._firsts = [segment.first for segment in segments]
+        self._firsts = firsts = [segment.first for segment in segments]
         #: The last time that any of the segments up to there showed.
-        self._lasts = list(accumulate((segment.last for segment in segments), max))
+        self._lasts = lasts = list(accumulate((segment.last for segment in segments), max))
+        #: Whether no other segment showed what this one did.
+        self._is_alone = [
+            before <= segment.first and segment.last <= after
+            for before, segment, after in zip(
+                [-_FOREVER, *lasts], segments, [*firsts[1:], _FOREVER]
+            )
+        ]
 
     def __bool__(self) -> bool:
         return bool(self._pairs)
 
     def place(self, shown: int) -> tuple[int, int]:
         """From when to when the clock can have shown a time."""
-        since, until = _FOREVER, -_FOREVER
         at = bisect_right(self._firsts, shown) - 1
+        if self._is_alone[at]:
+            return self._segments[at].place(shown)
+        since, until = _FOREVER, -_FOREVER
         while at >= 0 and self._lasts[at] >= shown:
             if self._segments[at].last >= shown:
                 low, high = self._segments[at].place(shown)

@@ -247,28 +247,27 @@ class Handler:
             else:
                 if window is None:
                     window = self._window(event)
-                piece = self._kernel(node, window, not pieces, chain)
+                piece = self._kernel(node, window, chain, len(pieces))
             pieces.append(piece)
             fixed = self._fixed
         self.tally.confirmed += confirmed
         return pieces
 
-    def _kernel(
-        self, node: Node, window: tuple[int, int], is_leaf: bool, chain: Sequence[Node]
-    ) -> Piece:
-        """A frame of the kernel's part. It is cached where perf's name holds at all times."""
+    def _kernel(self, node: Node, window: tuple[int, int], chain: Sequence[Node], at: int) -> Piece:
+        """A frame of the kernel's part, ``chain[at]`` if there is a callchain. It is cached where
+        perf's name holds at all times."""
         address, name, offset = node["ip"], _name(node), node.get("sym_off")
         dso = strip_nul(node.get("dso") or "")
         if dso.startswith(_GUEST):  # looks like this kernel's, but is another's
             return self._by_perf(node)
-        functions: list[str] = _functions_at(node, chain) if name else [""]
+        functions = _functions_at(chain, at, name) if name and chain else [name]
         around = functions[-1]
         decision, shown = self._namer.decide(address, window, around, dso, offset)
         if decision == around != name:
             decision, shown = name, INLINED
         frame: Frame | None = None
         if self._locator is not None and name == functions[0]:
-            frame = located(self._locator, address, offset, decision, dso, is_leaf)
+            frame = located(self._locator, address, offset, decision, dso, not at)
         if isinstance(decision, Frame):
             text, offset = format_name(decision), decision.offset
         else:
@@ -276,7 +275,7 @@ class Handler:
         piece = self._output.kernel(address, text, offset, shown, frame)
         is_perf_s = bool(chain and decision) and {*functions} == {decision} and is_core(dso)
         if is_perf_s and self._namer.is_fixed(address, window, name, dso, offset):
-            (self._fixed_leaves if is_leaf else self._fixed)[address] = piece
+            (self._fixed if at else self._fixed_leaves)[address] = piece
         return piece
 
     def _as_perf_had_it(self, event: dict[str, Any]) -> list[Piece]:
@@ -326,22 +325,19 @@ def _name(node: Node) -> str:
     return strip_nul(symbol["name"]) if symbol else ""
 
 
-def _functions_at(node: Node, chain: Sequence[Node]) -> list[str]:
-    """perf's names of the functions at a frame's address, the innermost first.
+def _functions_at(chain: Sequence[Node], at: int, name: str) -> list[str]:
+    """perf's names of the functions at the address of ``chain[at]``, the innermost first.
 
     perf gives inlined functions frames of their own, with the address of the one around them.
     """
-    functions: list[str] = []
-    is_met = False
-    for other in chain or (node,):
-        if other["ip"] == node["ip"]:
-            functions.append(_name(other))
-            is_met = is_met or other is node
-        elif is_met:
-            break
-        else:
-            functions.clear()
-    return [name for name in functions if name]
+    address, first, last = chain[at]["ip"], at, at + 1
+    while first and chain[first - 1]["ip"] == address:
+        first -= 1
+    while last < len(chain) and chain[last]["ip"] == address:
+        last += 1
+    if last - first == 1:
+        return [name]
+    return [name for name in map(_name, chain[first:last]) if name]
 
 
 def choose_output(options: Options, data_path: str | None, recorded: Recorded) -> Output:

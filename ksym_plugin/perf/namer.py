@@ -7,6 +7,8 @@ weighs it against what perf said, whichever way samples are read.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
@@ -62,6 +64,8 @@ _NOT_SHOWN = (
 #: How many of perf's names of the core image are compared with the running kernel's table, to
 #: tell whether samples are of this boot.
 _MOST_COMPARED = 64
+#: Of how many of perf's names it is kept whether they are BPF's.
+_MOST_NAMES = 1 << 12
 #: In less than this, in ns, nothing is loaded and unloaded again.
 _MOMENT = 10_000
 #: What is so at all times.
@@ -155,6 +159,7 @@ class Tally:
         self.errors[what] = self.errors.get(what, 0) + 1
 
 
+@lru_cache(_MOST_NAMES)
 def is_bpf_name(name: str, dso: str) -> bool:
     """Whether perf's answer claims a BPF program: its name, or its own name as its dso."""
     is_announced = dso == name and name not in OUT_OF_LINE

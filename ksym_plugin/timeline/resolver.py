@@ -80,6 +80,8 @@ _KERNEL_HALF = 1 << 63
 _NEVER_USED = (UNKNOWN_ADDRESS, AMONG_BPF)
 #: What it says of one that something had at another time.
 _ABSENT = (NOT_LOADED, VACANT)
+#: Of so many addresses the last frame is kept.
+_MOST_FRAMES = 1 << 15
 
 
 class Resolver:
@@ -94,6 +96,8 @@ class Resolver:
         #: The answers of addresses that only the static tables know, for any time.
         self._fixed: dict[int, Frame | Reason] = {}
         self._extent = -1
+        #: The last frame of an address that was in a lifetime.
+        self._frames: dict[int, Frame] = {}
 
     def resolve(self, address: int, time_ns: int) -> Frame | Reason:
         return self.frames((address,), time_ns)[0]
@@ -125,11 +129,22 @@ class Resolver:
         if self._timeline is not None:
             lifetime, certainty = self._timeline.at(address, time_ns)
             if lifetime is not None:
-                return named(address, lifetime, str(certainty))
+                return self._named(address, lifetime, str(certainty))
             reason = certainty if isinstance(certainty, Reason) else reason
         if reason is AMBIGUOUS or self._statics is None:
             return reason
         return self._static(self._statics, address, reason)
+
+    def _named(self, address: int, lifetime: Lifetime, certainty: str) -> Frame | Reason:
+        frame = self._frames.get(address)
+        if frame is not None and frame.lifetime is lifetime and frame.certainty == certainty:
+            return frame
+        found = named(address, lifetime, certainty)
+        if isinstance(found, Frame):
+            if len(self._frames) >= _MOST_FRAMES:
+                self._frames.clear()
+            self._frames[address] = found
+        return found
 
     def _static(self, statics: Statics, address: int, reason: Reason) -> Frame | Reason:
         """What the static tables say of an address that the timeline has no name for."""
