@@ -241,6 +241,14 @@ class BootHistory:
             self._answers[address] = self._widened(address, time_ns, answer, cached)
         return answer
 
+    def holds_until(self, address: int, lifetime: Lifetime | None) -> int:
+        """Until when an address is surely a lifetime's, from the last time on that ``at`` said so.
+
+        CLOCK_MONOTONIC ns; -1 if it did not say so last.
+        """
+        _, until, answer = self._answers.get(address, (0, -1, (None, None)))
+        return until if lifetime is not None and answer[0] is lifetime else -1
+
     def _widened(
         self, address: int, time_ns: int, answer: Answer, before: tuple[int, int, Answer] | None
     ) -> tuple[int, int, Answer]:

@@ -8,7 +8,9 @@ weighs it against what perf said, whichever way samples are read.
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import sub
 
+from ksym_plugin.history.reader import BootHistory
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
@@ -64,6 +66,8 @@ _NOT_SHOWN = (
 #: How many of perf's names of the core image are compared with the running kernel's table, to
 #: tell whether samples are of this boot.
 _MOST_COMPARED = 64
+#: Of how many frames it is kept what was decided.
+_MOST_KEPT = 1 << 15
 #: Of how many of perf's names it is kept whether they are BPF's.
 _MOST_NAMES = 1 << 12
 #: In less than this, in ns, nothing is loaded and unloaded again.
@@ -101,6 +105,18 @@ class Tally:
         self.unparsed = 0
         self.unknown: dict[str, int] = {}
         self.errors: dict[str, int] = {}
+
+    def counts(self) -> tuple[int, ...]:
+        """How many frames have the name of a symbol that was there, in each way."""
+        return self.confirmed, self.added, self.renamed, self.bpf
+
+    def count_again(self, counts: tuple[int, ...]) -> None:
+        """Count a frame as one was counted: ``counts`` has what each of them rose by."""
+        confirmed, added, renamed, bpf = counts
+        self.confirmed += confirmed
+        self.added += added
+        self.renamed += renamed
+        self.bpf += bpf
 
     @property
     def frames(self) -> int:
@@ -228,6 +244,20 @@ def weigh(
     return None
 
 
+class _Kept:
+    """What was decided of a frame from ``since`` to ``until``, and how it is counted."""
+
+    __slots__ = ("counts", "decided", "since", "until")
+
+    def __init__(
+        self, since: int, until: int, decided: tuple[Decision, str], counts: tuple[int, ...]
+    ) -> None:
+        self.since = since
+        self.until = until
+        self.decided = decided
+        self.counts = counts
+
+
 class Namer:
     """Decides what the kernel frames of samples are called, and counts what becomes of them.
 
@@ -252,6 +282,10 @@ class Namer:
         self._resolver = Resolver(lookup)
         #: Offsets in their functions, by perf, of addresses of the core image.
         self._compared: dict[int, int] = {}
+        #: What a history tells of a symbol for all the time that it was there, by address and
+        #: perf's name and dso: samples come in the order of time.
+        self._history = lookup if isinstance(lookup, BootHistory) else None
+        self._kept: dict[tuple[int, str, str], _Kept] = {}
 
     def decide(
         self, address: int, window: tuple[int, int], name: str, dso: str, offset: int | None
@@ -262,7 +296,23 @@ class Namer:
         symbols were there in that time, perf's name is marked. ``name``,
         ``dso`` and ``offset`` are perf's, empty and None where it has none.
         """
+        key = address, name, dso
+        kept = self._kept.get(key)
+        if kept is not None and kept.since <= window[0] and window[1] <= kept.until:
+            self.tally.count_again(kept.counts)
+            return kept.decided
         answer = self._answer_if_wanting(address, window, name, dso, offset)
+        before = self.tally.counts()
+        decided = self._weighed(answer, name, dso)
+        if self._history is not None and isinstance(answer, Frame) and answer.certainty == EXACT:
+            until = self._history.holds_until(address, answer.lifetime)
+            rises = tuple(map(sub, self.tally.counts(), before))
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = _Kept(window[0], until, decided, rises)
+        return decided
+
+    def _weighed(self, answer: Frame | Reason, name: str, dso: str) -> tuple[Decision, str]:
         if answer is COARSE and name:
             self.tally.coarse += 1
             return name.rstrip(UNCERTAIN) + UNCERTAIN, dso

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ksym_plugin.history.reader import History
 from ksym_plugin.perf.namer import Namer, Tally, format_name, is_bpf_name, unnamed_dso, weigh
 from ksym_plugin.stacks.names import strip_nul
 from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
@@ -29,10 +35,16 @@ from ksym_plugin.timeline.symbols import (
     Frame,
     Lifetime,
     Load,
+    Loss,
     Reason,
     Symbol,
 )
-from tests.unit.helpers import load
+from tests.unit.helpers import Held, changes_of, histories, load, questions
+from tests.unit.history.test_history import only_past, record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from random import Random
 
 A, B = "bpf_prog_00000000000000aa_a", "bpf_prog_00000000000000bb"
 START = 0xFFFF_FFFF_C000_0000
@@ -318,3 +330,33 @@ def test_what_is_printed_and_how_it_is_counted(row: tuple[str, str]) -> None:
         counts = {count: number for count, number in vars(namer.tally).items() if number}
         counts.pop("bpf", None), counts.pop("withdrawn", None)
         assert list(counts) == [WORDS.get(counted, "unknown")]
+
+
+def told(namer: Namer, address: int, time: int, name: str) -> object:
+    decision, dso = namer.decide(address, (time, time), name, name or VMLINUX, 0)
+    text = format_name(decision) if isinstance(decision, Frame) else decision
+    return text, getattr(decision, "offset", None), dso
+
+
+@given(histories(images=True), st.booleans(), st.integers(0, 60), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_what_is_kept_of_a_frame_is_what_would_be_decided_again(
+    held: list[Held], gap: bool, since: int, random: Random
+) -> None:
+    """In the order of time, where most is kept, and in any other."""
+    changes: list = list(changes_of(held))
+    if gap:
+        changes.append(Loss(100 + since, 110 + since, "test"))
+    asked = [(*question, name) for question in questions(held) for name in ("", A)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "h.db")
+        record(path, changes, started=-10)
+        with History(path) as history:
+            for order in (sorted(asked, key=itemgetter(1)), random.sample(asked, len(asked))):
+                namer, tally = Namer(only_past(history)), Tally()
+                fresh = only_past(history)
+                for question in order:
+                    alone = Namer(fresh)
+                    assert told(namer, *question) == told(alone, *question), question
+                    tally.add(alone.tally)
+                assert vars(namer.tally) == vars(tally)
