@@ -99,16 +99,18 @@ class _Segment:
 
 
 class _Readings:
-    """Readings of one clock beside CLOCK_MONOTONIC: pairs of its time and ours, by ours."""
+    """Readings of one clock beside CLOCK_MONOTONIC: pairs of its time and ours, by ours.
+
+    There is one at least.
+    """
 
     def __init__(self, pairs: list[tuple[int, int]]) -> None:
         self._pairs = pairs
         self._ours = [ours for _, ours in pairs]
         segments = [_Segment(*ends) for ends in zip(pairs, pairs[1:])]
-        if pairs:
-            before, behind = _Segment(pairs[0], pairs[0]), _Segment(pairs[-1], pairs[-1])
-            before.first, behind.last = -_FOREVER, _FOREVER
-            segments += [before, behind]
+        before, behind = _Segment(pairs[0], pairs[0]), _Segment(pairs[-1], pairs[-1])
+        before.first, behind.last = -_FOREVER, _FOREVER
+        segments += [before, behind]
         segments.sort(key=lambda segment: segment.first)
         self._segments = segments
         self._firsts = firsts = [segment.first for segment in segments]
@@ -121,9 +123,6 @@ class _Readings:
                 [-_FOREVER, *lasts], segments, [*firsts[1:], _FOREVER]
             )
         ]
-
-    def __bool__(self) -> bool:
-        return bool(self._pairs)
 
     def place(self, shown: int) -> tuple[int, int]:
         """From when to when the clock can have shown a time."""
@@ -159,10 +158,10 @@ class ClockMap:
 
     def __init__(self, instants: Iterable[Instant]) -> None:
         self._instants = sorted(instants, key=lambda instant: instant.monotonic)
-        self._readings: dict[str, _Readings] = {}
+        self._readings: dict[str, _Readings | None] = {}
 
     def knows(self, clock: str) -> bool:
-        return clock == MONOTONIC or bool(self._read(clock))
+        return clock == MONOTONIC or self._read(clock) is not None
 
     def window(self, clock: str, first: int, last: int) -> tuple[int, int]:
         """From when to when ``clock`` can have shown ``first`` to ``last``, CLOCK_MONOTONIC ns.
@@ -171,7 +170,7 @@ class ClockMap:
         """
         if clock == MONOTONIC:
             return first, last
-        readings = self._known(clock)
+        readings = self._readings.get(clock) or self._known(clock)
         since, until = readings.place(first)
         if last == first:
             return since, until
@@ -196,20 +195,20 @@ class ClockMap:
 
     def _known(self, clock: str) -> _Readings:
         readings = self._read(clock)
-        if not readings:
+        if readings is None:
             raise KsymError(
                 f"the history cannot place times of the {clock} clock",
                 "record with: perf record -k CLOCK_MONOTONIC",
             )
         return readings
 
-    def _read(self, clock: str) -> _Readings:
-        readings = self._readings.get(clock)
-        if readings is None:
+    def _read(self, clock: str) -> _Readings | None:
+        """The readings of a clock; None without any."""
+        if clock not in self._readings:
             pairs = [(getattr(instant, clock), instant.monotonic) for instant in self._instants]
-            readings = _Readings([pair for pair in pairs if pair[0] is not None])
-            self._readings[clock] = readings
-        return readings
+            pairs = [pair for pair in pairs if pair[0] is not None]
+            self._readings[clock] = _Readings(pairs) if pairs else None
+        return self._readings[clock]
 
 
 def clock_of_attr(attr: bytes, byteorder: str = sys.byteorder) -> str | None:

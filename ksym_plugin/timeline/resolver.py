@@ -100,21 +100,25 @@ class Resolver:
         self._frames: dict[int, Frame] = {}
 
     def resolve(self, address: int, time_ns: int) -> Frame | Reason:
-        return self.frames((address,), time_ns)[0]
+        frame = self._fixed_now().get(address)
+        return self._decide(address, time_ns) if frame is None else frame
 
     def frames(self, addresses: Iterable[int], time_ns: int) -> list[Frame | Reason]:
         """A frame or a reason for each address, in order: a whole callchain per call."""
-        timeline = self._timeline
-        if timeline is not None and timeline.extent != self._extent:
-            # Symbols came where none was: what was decided without them may change.
-            self._extent = timeline.extent
-            self._fixed.clear()
-        fixed = self._fixed
+        fixed = self._fixed_now()
         frames: list[Frame | Reason] = []
         for address in addresses:
             frame = fixed.get(address)
             frames.append(self._decide(address, time_ns) if frame is None else frame)
         return frames
+
+    def _fixed_now(self) -> dict[int, Frame | Reason]:
+        timeline = self._timeline
+        if timeline is not None and timeline.extent != self._extent:
+            # Symbols came where none was: what was decided without them may change.
+            self._extent = timeline.extent
+            self._fixed.clear()
+        return self._fixed
 
     def is_kernel(self, address: int) -> bool:
         """Whether this is a kernel address: no context marker, and not user code's [vsyscall]."""
