@@ -23,6 +23,7 @@ from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Locator, Resolver
 from ksym_plugin.timeline.symbols import (
     BPF_MODULE,
+    EXACT,
     GAP,
     GRACE,
     UNKNOWN_ADDRESS,
@@ -120,6 +121,8 @@ class _Counter:
         #: Addresses that neither BPF nor a module ever had.
         self._fixed: set[int] = set()
         self._numbers: dict[tuple[Lifetime | None, int, str, bool], int] = {}
+        #: By address, and whether it is a leaf: from when to when it is the frame of a number.
+        self._holding: dict[tuple[int, bool], tuple[int, int, int]] = {}
 
     def add(self, sample: Sample) -> None:
         """Count a sample. DataError if perf has to name one of its frames."""
@@ -204,6 +207,10 @@ class _Counter:
 
     def _piece(self, address: int, time_ns: int, is_leaf: bool) -> int:
         """The number of a frame that the time decides."""
+        since, until, held = self._holding.get((address, is_leaf), (0, -1, 0))
+        if since <= time_ns <= until:
+            self._bpf += 1
+            return held
         answer = self._resolver.resolve(address, time_ns)
         if isinstance(answer, Reason):
             if answer in LEFT_TO_PERF:
@@ -222,6 +229,9 @@ class _Counter:
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = self._number(answer, is_leaf)
+        if answer.certainty == EXACT:
+            until = self._history.holds_until(address, answer.lifetime)
+            self._holding[address, is_leaf] = time_ns, until, number
         return number
 
     def _number(self, frame: Frame, is_leaf: bool) -> int:
