@@ -374,8 +374,7 @@ class StackReader:
 
     def _whole(self, sample: bytes) -> bool:
         """Take a sample that a blank line follows; False, and nothing done, if it is none."""
-        first, _, below = sample.partition(b"\n")
-        line, _, rest = below.partition(b"\n")
+        first, line, rest, *_ = (*sample.split(b"\n", 2), b"", b"")
         header = self._headers.find(first)
         if header is None or not line or (header.payload and header.payload.endswith(b")")):
             return False
@@ -397,8 +396,10 @@ class StackReader:
         if kind == PASSES or callers.passing:
             whole = self._at_its_time(header, line, leaf, frame, callers)
         else:
-            whole = self._with_leaf(leaf, callers, len(below))
-        self._renamer.tally.confirmed += callers.standing + (kind == STANDS)
+            whole = self._with_leaf(leaf, callers, len(line) + len(rest))
+        standing = callers.standing + (kind == STANDS)
+        if standing:
+            self._renamer.tally.confirmed += standing
         if kind == NAMELESS or callers.nameless:
             self._renamer.count(0, callers.nameless + (kind == NAMELESS))
         if self.needs_time:

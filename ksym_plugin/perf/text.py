@@ -26,6 +26,7 @@ UNKNOWN = b"[unknown]"
 INLINED = b"inlined"
 
 _SECOND = 1_000_000_000
+_DOT = ord(".")
 _BLANKS = b" \t\r\n"
 #: A task's name has 15 bytes at the most; of what looks like a time, the last one that
 #: such a name can stand before is the time.
@@ -225,6 +226,8 @@ class Headers:
         #: headers that are alike in that.
         self._behind = b"\n"
         self._size = 0
+        #: Where its dot stood, from the end of the line.
+        self._dot = 1
         self._alike: dict[bytes, Header] = {}
 
     def find(self, line: bytes) -> Header | None:
@@ -235,10 +238,9 @@ class Headers:
             end = len(line) - len(self._behind)
             start = end - self._size
             found = self._alike.get(line[:start])
-            if found is not None:
-                seconds, _, fraction = line[start:end].partition(b".")
-                if len(fraction) == len(found.fraction) and (seconds + fraction).isdigit():
-                    return found
+            is_time = found and line[-self._dot] == _DOT
+            if is_time and line[start:end].replace(b".", b"", 1).isdigit():
+                return found
         return self._look_up(line)
 
     def _look_up(self, line: bytes) -> Header | None:
@@ -256,10 +258,10 @@ class Headers:
             if len(self._kept) >= _MOST_HEADERS:
                 self._kept.clear()
             self._kept[parts] = found
-        if (self._behind, self._size) != (line[end:], end - start) or len(
-            self._alike
-        ) >= _MOST_HEADERS:
-            self._behind, self._size, self._alike = line[end:], end - start, {}
+        shape = line[end:], end - start, len(line) - dot
+        if (self._behind, self._size, self._dot) != shape or len(self._alike) >= _MOST_HEADERS:
+            self._behind, self._size, self._dot = shape
+            self._alike = {}
         self._alike[line[:start]] = found
         return found
 
