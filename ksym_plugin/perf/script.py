@@ -62,6 +62,7 @@ _SECOND = 1_000_000_000
 #: perf prints seconds in at least so many columns, and digits after them without --ns.
 _SECONDS_WIDTH = 5
 _DIGITS = 9
+_LONGEST_SECONDS = 12
 _DOT = ord(".")
 _PIECE = 1 << 20
 #: F_SETPIPE_SZ of linux/fcntl.h. perf need not wait then for each piece to be read.
@@ -218,10 +219,13 @@ class Times:
     def format(self, line: bytes, end: int) -> bytes:
         """A line with a time, which ends at ``end``, as it is printed."""
         dot = end - _DIGITS - 1
-        if self._is_plain and 0 < dot < len(line) - _DIGITS - 1 and line[dot] == _DOT:
+        # Text that a task or a tracepoint brought may look like a header with another time.
+        if dot <= 0 or line[dot] != _DOT or not line[dot + 1 : end].isdigit():
+            return line
+        if self._is_plain:
             return line[: end - 3] + line[end:]
-        start = line.rfind(b" ", 0, max(dot, 0)) + 1
-        if dot < 0 or line[dot : dot + 1] != b"." or not line[start:dot].isdigit():
+        start = line.rfind(b" ", 0, dot) + 1
+        if not line[start:dot].isdigit() or dot - start > _LONGEST_SECONDS:
             return line
         if self._is_hidden:
             return line[: self._aligned(start, dot)] + line[end + 2 :]

@@ -106,6 +106,20 @@ def test_a_task_that_is_named_like_a_time_keeps_its_name() -> None:
     )
 
 
+@pytest.mark.parametrize("options", [(), ("--ns",), ("--reltime",), ("-F", "ip,sym")])
+@pytest.mark.parametrize("line", [b"12.5 6 a.b: ", b"a.bcd 7 1.2: c:", b"5 6 a.b 7 1.5: c:"])
+def test_a_time_that_perf_does_not_print_stays(options: tuple[str, ...], line: bytes) -> None:
+    """A task's name can hold a line end, and what a program prints to a tracepoint too."""
+    header = text.header(line)
+    assert header is not None
+    assert Request(options).times.format(line, len(line) - header.behind) == line
+
+
+def test_a_time_that_no_clock_shows_stays() -> None:
+    line = b"x 7 %s.123456789: c:\n" % (b"9" * 5000)
+    assert passed(line, "--reltime") == line
+
+
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 @pytest.mark.parametrize(
     "options, event, kept",
