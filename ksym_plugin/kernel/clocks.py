@@ -14,7 +14,7 @@ import mmap
 import struct
 import sys
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from itertools import accumulate
 
 from ksym_plugin.kernel import syscalls
@@ -44,7 +44,6 @@ _CLOCK_NAMES = {
 #: Clocks drift apart less than this from one reading to the next, in ns.
 _STEP = 1_000_000
 _NEVER = -1
-_FOREVER = 1 << 64
 
 #: How often both clocks are read for one instant.
 _READINGS = 3
@@ -90,7 +89,7 @@ class _Segment:
         if self._is_steady:
             place = self._since + part * (self._until - self._since) // span
             return place, place
-        if self._since == self._until:  # Before the first reading or after the last.
+        if self._since == self._until and not span:  # Before the first reading or after the last.
             return self._since + part, self._since + part
         # It was set, or stood still: before that the time is as far from the first reading as
         # it was shown, and behind that from the last one.
@@ -107,35 +106,21 @@ class _Readings:
     def __init__(self, pairs: list[tuple[int, int]]) -> None:
         self._pairs = pairs
         self._ours = [ours for _, ours in pairs]
-        segments = [_Segment(*ends) for ends in zip(pairs, pairs[1:])]
-        before, behind = _Segment(pairs[0], pairs[0]), _Segment(pairs[-1], pairs[-1])
-        before.first, behind.last = -_FOREVER, _FOREVER
-        segments += [before, behind]
-        segments.sort(key=lambda segment: segment.first)
-        self._segments = segments
-        self._firsts = firsts = [segment.first for segment in segments]
-        #: The last time that any of the segments up to there showed.
-        self._lasts = lasts = list(accumulate((segment.last for segment in segments), max))
-        #: Whether no other segment showed what this one did.
-        self._is_alone = [
-            before <= segment.first and segment.last <= after
-            for before, segment, after in zip(
-                [-_FOREVER, *lasts], segments, [*firsts[1:], _FOREVER]
-            )
-        ]
+        # Before the first reading, between each two, and after the last.
+        ends = [pairs[0], *pairs, pairs[-1]]
+        self._segments = [_Segment(*both) for both in zip(ends, ends[1:])]
+        # Where one segment ends the next begins. So the first to show a time is the first to get
+        # so far, and the last is the last that begins as low.
+        lasts = [segment.last for segment in self._segments[:-1]]
+        self._lasts = list(accumulate(lasts, max))
+        firsts = [segment.first for segment in self._segments[:0:-1]]
+        self._firsts = list(accumulate(firsts, min))[::-1]
 
     def place(self, shown: int) -> tuple[int, int]:
         """From when to when the clock can have shown a time."""
-        at = bisect_right(self._firsts, shown) - 1
-        if self._is_alone[at]:
-            return self._segments[at].place(shown)
-        since, until = _FOREVER, -_FOREVER
-        while at >= 0 and self._lasts[at] >= shown:
-            if self._segments[at].last >= shown:
-                low, high = self._segments[at].place(shown)
-                since, until = min(since, low), max(until, high)
-            at -= 1
-        return since, until
+        first, last = bisect_left(self._lasts, shown), bisect_right(self._firsts, shown)
+        place = self._segments[first].place(shown)
+        return place if first == last else (place[0], self._segments[last].place(shown)[1])
 
     def shown(self, time_ns: int) -> int:
         """What the clock shows at a time of ours, if it drifts evenly between readings."""

@@ -131,6 +131,24 @@ def test_times_that_a_clock_showed_twice_are_a_window_of_both() -> None:
     assert back.to_monotonic(REALTIME, 131 * SECOND) == 46 * SECOND
 
 
+def test_two_readings_at_one_instant_are_one_place() -> None:
+    twice = real_clock((10, 110), (10, 150))
+    assert twice.window(REALTIME, 130 * SECOND, 130 * SECOND) == (10 * SECOND, 10 * SECOND)
+
+
+def test_a_time_is_placed_as_fast_where_a_clock_was_set_back_far() -> None:
+    """As on a machine that began in a year to come: each later time is one from before, too."""
+    year = 365 * 86_400
+    count = 20_000
+    readings = ((10 * at, 10 * at + (year if at < 2 else 0)) for at in range(count))
+    table = real_clock(*readings)
+    began = time.process_time()
+    for at in range(10 * count - 2_000, 10 * count):
+        _, until = table.window(REALTIME, at * SECOND, at * SECOND)
+        assert until == at * SECOND
+    assert time.process_time() - began < 1
+
+
 @given(
     st.lists(
         st.tuples(st.integers(1, 20), st.integers(-30, 30), st.integers(0, 100)),
