@@ -253,7 +253,7 @@ class Headers:
         if found is None:
             found = header(line)
             # Only if the parser agrees on where the time is: tasks may be named like one.
-            if found is None or found.seconds != line[start:dot] or line.count(line[start:end]) > 1:
+            if found is None or found.behind != len(line) - end:
                 return found
             if len(self._kept) >= _MOST_HEADERS:
                 self._kept.clear()

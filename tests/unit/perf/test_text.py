@@ -250,6 +250,13 @@ def test_headers_are_found_as_they_are_read(parts: list[tuple[bytes, bytes, byte
         assert told(found and found.of(line)) == told(text.header(line))
 
 
+def test_what_is_like_a_time_behind_the_time_is_the_line_s_own() -> None:
+    headers = text.Headers()
+    for event in (b"5.1", b"5.2"):
+        found = headers.find(b"a 7 5.600000: %s: x" % event)
+        assert found is not None and found.event == event
+
+
 @given(
     st.sampled_from([b"f", b"[unknown]", b"a (b) c", b"", b" x", b"f+0x1 g", b"operator new"]),
     st.sampled_from([b"", b"+0x1f", b"+0x", b"+0xg", b" +0x1"]),
