@@ -622,7 +622,7 @@ class Annotator(StackReader):
         super().__init__(renamer, locator)
         self.has_offsets = True
         #: Lines of kernel frames as they are printed, by what was decided of them.
-        self._shown: dict[tuple[bytes, object, str], bytes] = {}
+        self._shown: dict[tuple[bytes, int, object, str], bytes] = {}
         self._out: list[bytes] = []
 
     def feed(self, data: bytes) -> bytes:
@@ -662,13 +662,15 @@ class Annotator(StackReader):
         decided: object = decision
         if isinstance(decision, Frame):
             decided = decision.name, decision.offset, decision.certainty
-        printed = self._shown.get((line, decided, dso))
+        # A frame begins elsewhere if the line is taken for a header.
+        key = line, frame.name_at, decided, dso
+        printed = self._shown.get(key)
         if printed is None:
             printed = _rewritten(line, frame, renamed(frame, decision, dso, self.has_offsets))
             if len(line) <= _LONGEST_KEPT:
                 if len(self._shown) >= _MOST_LINES:
                     self._shown.clear()
-                self._shown[line, decided, dso] = printed
+                self._shown[key] = printed
         return printed
 
     def _beside(self, line: bytes) -> bytes:

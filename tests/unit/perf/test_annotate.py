@@ -231,6 +231,16 @@ def test_each_event_has_its_clock() -> None:
         Renamer(one_place(), ClockMap([Instant(1, 1, 1, None)]), {b"cycles": "perf"})
 
 
+def test_a_line_that_can_be_a_header_is_printed_as_what_it_is() -> None:
+    line = b"\tffffffffc0001004 77 5.500000: ffffffffc0001004 [unknown] (x)\n"
+    frame = NAMED.replace(b"+0x4", b"") % A.encode()
+    header = line.replace(b"[unknown] (x)", b"%s+0x4 ([bpf])" % A.encode())
+    text = b"\n" + line + b"\n" + sample("5.500000", line)
+    assert annotated(text, renamer(one_place())) == b"\n" + header + b"\n" + sample(
+        "5.500000", frame
+    )
+
+
 def test_source_lines_stand_below_frames() -> None:
     core = b"\tffffffff81000404 alpha+0x4 ([kernel.kallsyms])\n"
     user = b"\t          401000 main+0x4 (/bin/x)\n"
