@@ -200,10 +200,10 @@ def is_bpf(frame: FrameLine) -> bool:
     """Whether a frame is in the kernel and says that it is BPF's."""
     if not _is_high(frame):
         return False
-    if frame.dso == _BPF_DSO or (frame.dso not in (None, b"", UNKNOWN) and frame.dso == frame.name):
+    name = frame.name.rstrip(b"?")
+    if frame.dso == _BPF_DSO or (frame.dso not in (None, b"", UNKNOWN) and frame.dso == name):
         return True
-    name = frame.name.decode("ascii", "replace").rstrip("?")
-    return split_bpf_name(name) is not None
+    return split_bpf_name(name.decode("ascii", "replace")) is not None
 
 
 def is_kernel(frame: FrameLine) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from ksym_plugin.perf.namer import format_name, is_bpf_name, located
+from ksym_plugin.perf.namer import UNCERTAIN, format_name, is_bpf_name, located
 from ksym_plugin.perf.output import say, write
 from ksym_plugin.perf.repaint import StackReader, perf_name
 from ksym_plugin.stacks import flamegraph, speedscope
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 _MOST_PROGRAMS = 4
 #: Digits of a number in text at the most.
 _LONGEST_NUMBER = 18
+
+
+def _is_bpf(name: str, dso: str) -> bool:
+    """Whether a frame is BPF's by what is printed of it: a name that is not certain has a mark."""
+    return dso == BPF_MODULE or (bool(name) and is_bpf_name(name.rstrip(UNCERTAIN), dso))
 
 
 class FoldedOutput:
@@ -158,7 +163,7 @@ class SvgOutput(FoldedOutput):
         frame: Frame | None = None,
     ) -> int:
         """A frame, counted by its source location too."""
-        if dso == BPF_MODULE or (name and is_bpf_name(name, dso)):
+        if _is_bpf(name, dso):
             number = self._bpf_named[name or _in_file(dso)]
             if frame is not None and frame.lifetime is not None:
                 self._programs.setdefault(number, {})[frame.lifetime] = None
@@ -248,7 +253,7 @@ class ReportOutput:
         dso: str,
         frame: Frame | None = None,
     ) -> int:
-        if dso == BPF_MODULE or (name and is_bpf_name(name, dso)):
+        if _is_bpf(name, dso):
             # Code without a name, as classic BPF is, goes by what it is known to be.
             return self.account.frame(name or BPF_MODULE, frame)
         # What a virtual machine was at is not this kernel's time.

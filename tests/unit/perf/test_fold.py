@@ -86,6 +86,11 @@ def test_tasks_are_told_apart_as_asked(how: dict[str, bool], stack: str) -> None
             {"bpf": True},
             "bpf_trampoline_6_[b]",
         ),
+        (
+            b"ffffffff81000404 bpf_trampoline_6? (bpf_trampoline_6)",
+            {"bpf": True},
+            "bpf_trampoline_6?_[b]",
+        ),
         (b"ffffffff81000404 %s+0x4 ([kernel.kallsyms])" % A.encode(), {"bpf": True}, A + "_[b]"),
         (b"          401000 %s+0x4 (/bin/x)" % A.encode(), {"bpf": True}, A),
         (b"          401000 f (/tmp/perf-7.map)", {"jit": True}, "f_[j]"),

@@ -74,6 +74,19 @@ def test_bpf_frames_as_perf_had_them_are_bpf_s_too() -> None:
     assert {NAME, "[[bpf]]"} == {n for n, kind in classes.items() if kind == "bpf"}
 
 
+@pytest.mark.parametrize("name", ["bpf_prog_00000000000000aa", "bpf_trampoline_6442"])
+def test_a_name_that_is_marked_is_bpf_s_as_before(name: str) -> None:
+    output = SvgOutput(io.StringIO(), "x")
+    found = named(feed(output, (event(), [output.kernel(BASE, name + "?", 4, name)])))
+    assert found[name + "?"].get("class")[:-1] == "bpf"
+    stream = io.StringIO()
+    report = ReportOutput(stream)
+    report.sample(event(), [report.kernel(BASE, name + "?", 4, name)])
+    report.close()
+    (cycles,) = json.loads(stream.getvalue())
+    assert [row["own"]["samples"] for row in cycles["programs"]] == [1]
+
+
 def test_many_programs_of_one_name() -> None:
     output = SvgOutput(io.StringIO(), "x")
     pieces = [output.kernel(BASE, NAME, 4, "[bpf]", frame(lifetime(number))) for number in range(9)]
