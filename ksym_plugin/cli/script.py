@@ -46,6 +46,8 @@ _FLAGS = ("-h", "--help", "--lines")
 #: perf's own spellings of -i: behind short options without a value, and cut short.
 _BUNDLED = re.compile(f"-({WITHOUT_VALUE}+)(i.*)", re.DOTALL)
 _INPUT = re.compile(r"--inpu?(?==|$)")
+#: What a field is taken away with: ``-F -ip`` is no ``-i`` either.
+_FIELDS = re.compile(f"-{WITHOUT_VALUE}*F|--fi(?:e(?:l(?:ds?)?)?)?")
 
 
 class PassingCommand(click.Command):
@@ -68,6 +70,8 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
         arg = _INPUT.sub("--input", word if bundled is None else f"-{bundled[2]}")
         if arg == "--":  # All that follows is perf's; to perf itself it would mean a script's.
             theirs += rest
+        elif _FIELDS.fullmatch(arg):
+            theirs += [arg, *itertools.islice(rest, 1)]
         elif arg in _OURS:
             ours += [arg, *itertools.islice(rest, 1)]
         elif arg in _FLAGS or arg.startswith(("-i", "-H", "-o")) or arg.split("=")[0] in _OURS:

@@ -408,6 +408,13 @@ def test_perf_s_ways_to_name_its_input_name_ours(
     assert script.split(words) == (ours, theirs)
 
 
+@pytest.mark.parametrize("option", ["-F", "-fF", "--fields", "--fi"])
+def test_a_field_that_is_taken_away_is_no_option_of_ours(option: str) -> None:
+    assert script.split([option, "-ip", "-i", "x"]) == (["-i", "x"], [option, "-ip"])
+    assert script.split([f"{option}=-ip", "-v"])[1] == [f"{option}=-ip", "-v"]
+    assert script.split([option]) == ([], [option])
+
+
 #: Prints a sample in a program, tells how it was called, and ends as it is told to.
 FAKE_PERF = """#!{python}
 import os, signal, sys
