@@ -48,6 +48,8 @@ _BLANK = (b"", b"\r")
 _MOST_LINES = 1 << 16
 _LONGEST_KEPT = 1 << 10
 _MOST_BYTES = 1 << 25
+#: What is kept of a stack beside its text, in bytes.
+_STACK_SIZE = 1 << 8
 #: How many names, as perf printed them, are kept as text.
 _MOST_NAMES = 1 << 12
 #: What a line is within the kernel's part of a stack. The user's part begins with USER. BESIDE
@@ -431,9 +433,9 @@ class StackReader:
 
     def _note_size(self, size: int) -> None:
         """So much more is kept of whole stacks."""
-        self._kept += size
+        self._kept += size + _STACK_SIZE
         if self._kept > _MOST_BYTES:
-            self._kept = size
+            self._kept = size + _STACK_SIZE
             for kept in (*self._stacks, self._wholes):
                 kept.clear()
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.cli import fold
+from ksym_plugin.perf import repaint
 from ksym_plugin.perf.fold import Folder, FoldOptions, Sums, format_function
 from ksym_plugin.perf.namer import Tally
 from ksym_plugin.perf.repaint import Renamer
@@ -320,6 +321,14 @@ def ksym(*words: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "ksym_plugin.cli", *words]
     environment = {**os.environ, "PYTHONPATH": str(REPO), "KSYM_HISTORY": ""}
     return subprocess.run(command, capture_output=True, env=environment, cwd=REPO, check=True)
+
+
+def test_few_of_many_short_stacks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repaint, "_MOST_BYTES", 1 << 12)
+    samples = (sample(b"\t          401000 f (/x)\n  %d\n" % number) for number in range(100))
+    folder = folder_of(b"".join(samples))
+    assert sum(map(len, folder._stacks)) <= 16
+    assert sum(folder.sums.folded(b"cycles").values()) == 300
 
 
 def test_jobs_do_not_change_the_result(big: Path) -> None:
