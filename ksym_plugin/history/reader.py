@@ -453,13 +453,18 @@ class History:
             " JOIN session s ON s.boot = b.id GROUP BY b.id ORDER BY max(s.id)",
         )
         return [
-            Boot(row, boot_id, host, release, build_id, text and unsigned(text), _nodes(*nodes))
+            Boot(row, boot_id, host, release, build_id, _address(text), _nodes(*nodes))
             for row, boot_id, host, release, build_id, text, *nodes in rows
         ]
 
     def recorded(self, boot: Boot) -> BootHistory:
         """Everything recorded in one boot."""
         return BootHistory(self._database, self.path, boot)
+
+
+def _address(value: object) -> int | None:
+    """An address that may be missing; a damaged file can have anything there."""
+    return unsigned(value) if isinstance(value, int) else None
 
 
 def _nodes(nodes: object = 1, *_: object) -> int:

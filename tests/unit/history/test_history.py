@@ -112,6 +112,16 @@ def test_a_file_of_a_later_format_may_say_more_of_a_boot(tmp_path: Path, nodes: 
         assert [boot.nodes for boot in past.boots()] == [1]
 
 
+@pytest.mark.parametrize("address", ["'x'", "x'00'", "2.5", "NULL"])
+def test_a_boot_whose_text_has_no_address_is_read(tmp_path: Path, address: str) -> None:
+    path = str(tmp_path / "h.db")
+    record(path, [load(BASE, 64, A, 1_000)])
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"UPDATE boot SET text_start = {address}")
+    with History(path) as past:
+        assert [boot.text_start for boot in past.boots()] == [None]
+
+
 @pytest.mark.skipif(sqlite3.sqlite_version_info < (3, 35), reason="SQLite cannot drop a column")
 def test_a_file_that_was_begun_without_nodes_is_read_and_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
