@@ -391,6 +391,9 @@ def resolve_within(resolver: Resolver, address: int, window: tuple[int, int]) ->
     if isinstance(first, Frame) and isinstance(last, Frame):
         # Who was there at both ends was there in between; one of the same name need not be.
         is_one = first.lifetime is last.lifetime
+        if first.lifetime is None and until - since >= _MOMENT:
+            # The static tables' answer, which is one object if it holds at all times.
+            is_one = first is last
         if is_one and first.name == last.name and first.offset == last.offset:
             return max(first, last, key=_doubtful)
         return COARSE

@@ -100,6 +100,16 @@ def test_one_name_at_both_ends_of_a_time_is_no_proof() -> None:
     assert annotated(sample("5.50"), renamer(past)) == sample("5.50", NAMED % A.encode())
 
 
+def test_a_module_of_now_is_no_proof_that_no_program_was_there_meanwhile() -> None:
+    past = timeline_of(load(PLACE, 64, A, 5 * SECOND), unload(PLACE, 6 * SECOND))
+    table = TABLE + b"ffffffffc0001000 t nf_hook\t[nf_tables]\n"
+    named = LINE.replace(b"[unknown] ([unknown])", b"nf_hook+0x4 ([nf_tables])")
+    assert annotated(sample("9.500000"), renamer(past, table)) == sample("9.500000", named)
+    clocks = ClockMap([Instant(0, 0, 0, 0), Instant(20 * SECOND, 0, 0, 4 * SECOND)])
+    by = Renamer(past, clocks, None, lambda: (None, statics(table)))
+    assert annotated(sample("2.500000"), by) == sample("2.500000")
+
+
 def test_a_program_that_was_not_there_loses_its_name() -> None:
     wrong = b"\tffffffffc0001004 %s+0x4 (%s)\n" % (B.encode(), B.encode())
     assert at("4.500000", wrong) == NAMELESS
