@@ -81,7 +81,11 @@ def install() -> None:
     from ksym_plugin import plugin
 
     manager = get_plugin_manager()
-    follower = plugin.begin()
+    try:
+        follower = plugin.begin()
+    except (OSError, RuntimeError) as error:  # No more descriptors, or threads.
+        manager.close()
+        raise SourceError(f"the plugin cannot follow the kernel: {error}") from error
     if follower is not None:
         # Of what was there before it knows nothing: every name from then on would be doubtful.
         follower.wait_started(_PATIENCE)

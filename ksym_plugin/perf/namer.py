@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import lru_cache
 from operator import sub
 
-from ksym_plugin.history.reader import BootHistory
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
     AMBIGUOUS,
@@ -41,9 +40,11 @@ if TYPE_CHECKING:
     from typing import Optional, Union
 
     from ksym_plugin.timeline.resolver import Locator, Lookup, Statics
+    from ksym_plugin.timeline.symbols import Lifetime
 
     #: What a frame is called: by what was recorded, or by perf, or it has no name.
     Decision = Union[Frame, str, None]
+    HoldsUntil = Callable[[int, Optional[Lifetime]], int]
     #: The running system, asked for once and only if a frame wants it.
     Running = Callable[[], tuple[Optional[Lookup], Optional[Statics]]]
 
@@ -282,9 +283,10 @@ class Namer:
         self._resolver = Resolver(lookup)
         #: Offsets in their functions, by perf, of addresses of the core image.
         self._compared: dict[int, int] = {}
-        #: What a history tells of a symbol for all the time that it was there, by address and
-        #: perf's name and dso: samples come in the order of time.
-        self._history = lookup if isinstance(lookup, BootHistory) else None
+        #: Until when an address is a lifetime's, where the lookup tells (BootHistory does): what
+        #: was decided then holds as long, and samples come in the order of time. By address and
+        #: perf's name and dso.
+        self._holds_until: HoldsUntil | None = getattr(lookup, "holds_until", None)
         self._kept: dict[tuple[int, str, str], _Kept] = {}
 
     def decide(
@@ -304,8 +306,8 @@ class Namer:
         answer = self._answer_if_wanting(address, window, name, dso, offset)
         before = self.tally.counts()
         decided = self._weighed(answer, name, dso)
-        if self._history is not None and isinstance(answer, Frame) and answer.certainty == EXACT:
-            until = self._history.holds_until(address, answer.lifetime)
+        if self._holds_until and isinstance(answer, Frame) and answer.certainty == EXACT:
+            until = self._holds_until(address, answer.lifetime)
             rises = tuple(map(sub, self.tally.counts(), before))
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()

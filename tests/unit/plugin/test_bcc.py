@@ -119,6 +119,17 @@ def test_installing_twice_is_installing_once_and_uninstalling_gives_all_back(sou
     wait_until(lambda: tasks() == threads)
 
 
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RuntimeError("no thread")])
+def test_what_keeps_the_plugin_from_starting_is_a_sentence(source, monkeypatch, error):
+    def begin():
+        raise error
+
+    monkeypatch.setattr("ksym_plugin.plugin.begin", begin)
+    with pytest.raises(SourceError, match="cannot follow the kernel"):
+        bcc.install()
+    assert BPF._sym_caches == {}
+
+
 def test_without_bcc_nothing_is_started(monkeypatch):
     def missing():
         raise SourceError("bcc is not installed", "install it")
