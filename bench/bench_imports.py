@@ -21,8 +21,8 @@ ROUNDS = 21
 _BAR = ("<=", 60)
 _NAME = "importing all the handler needs"
 _OURS = (
-    f"import sys; sys.path.insert(0, {REPO!r}); from ksym_plugin.perf import handler, options;"
-    " options.parse([])"
+    f"import sys; sys.path.insert(0, {REPO!r}); from ksym_plugin.perf import handler;"
+    " handler.parse([])"
 )
 
 

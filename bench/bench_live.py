@@ -49,9 +49,9 @@ class Watched(Recorder):
         self.known: dict[tuple[int, str], int] = {}
 
     def step(self) -> None:
-        before = self.changes
+        before = self.tracker.changes
         super().step()
-        if self.changes == before:
+        if self.tracker.changes == before:
             return
         now = time.monotonic_ns()
         for held in self.timeline.live():

@@ -13,7 +13,7 @@ from tests.unit.helpers import BASE
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 #: Those that need neither root nor perf nor a kallsyms.
-PURE = ("timeline", "past", "change", "history", "svg", "hooks")
+PURE = ("timeline", "past", "change", "history", "svg", "hooks", "imports")
 SHAPE = {
     "name": str,
     "unit": str,
