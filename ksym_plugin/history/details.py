@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 
-from ksym_plugin.history.schema import query, signed
+from ksym_plugin.history.schema import integer, query, reading, signed
 from ksym_plugin.timeline.packed import PackedFunctions, portable
 from ksym_plugin.timeline.program import GONE, unpack_lines
 from ksym_plugin.timeline.symbols import UNNAMED_BPF, Record, trampoline_key
@@ -107,7 +107,8 @@ class Programs:
             return None
         if prog_id not in self._programs:
             rows = query(self._database, self._path, _SELECT, self._boot, prog_id)
-            self._programs[prog_id] = _program(rows[0]) if rows else None
+            with reading(self._path):
+                self._programs[prog_id] = _program(rows[0]) if rows else None
         return self._programs[prog_id]
 
     def traced(self, lifetime: Lifetime) -> str | None:
@@ -118,7 +119,7 @@ class Programs:
         if key not in self._targets:
             select = "SELECT target FROM trampoline WHERE boot = ? AND key = ?"
             rows = query(self._database, self._path, select, self._boot, key)
-            self._targets[key] = rows[0][0] if rows else None
+            self._targets[key] = str(rows[0][0]) if rows else None
         return self._targets[key]
 
     def program_name(self, lifetime: Lifetime) -> str | None:
@@ -130,7 +131,7 @@ class Programs:
             # The kernel lists the main function first (bpf_prog_get_info_by_fd).
             main = signed(program.starts[0])
             rows = query(self._database, self._path, _NAME, self._boot, main, number, UNNAMED_BPF)
-            self._names[number] = rows[0][0] if rows else None
+            self._names[number] = str(rows[0][0]) if rows else None
         return self._names[number]
 
     def missed(self) -> int:
@@ -155,7 +156,8 @@ class Programs:
                 self._tables.clear()
             select = "SELECT data FROM line_table WHERE id = ?"
             rows = query(self._database, self._path, select, number)
-            table = self._tables[number] = unpack_lines(rows[0][0] if rows else b"")
+            with reading(self._path):
+                table = self._tables[number] = unpack_lines(rows[0][0] if rows else b"")
         return table
 
 
@@ -176,10 +178,18 @@ def _values(boot: int, known: ProgramDetails) -> tuple[object, ...]:
 
 def _program(row: tuple[bytes, int, int, int, bytes, str | None, int | None]) -> RecordedProgram:
     tag, kind, uid, load_time, packed, problem, table = row
+    for value in (kind, uid, load_time, table):
+        integer(value or 0)
     starts = array("Q")
     starts.frombytes(packed[: len(packed) // 8 * 8])
     return RecordedProgram(
-        tag.hex(), kind, uid, load_time, portable(starts).tolist(), problem or "", table
+        bytes(tag).hex(),
+        kind,
+        uid,
+        load_time,
+        portable(starts).tolist(),
+        str(problem or ""),
+        table,
     )
 
 
@@ -218,5 +228,6 @@ class Functions:
         if table is None:
             select = "SELECT data FROM function_table WHERE id = ?"
             rows = query(self._database, self._path, select, number)
-            table = self._tables[number] = PackedFunctions(rows[0][0] if rows else b"")
+            with reading(self._path):
+                table = self._tables[number] = PackedFunctions(rows[0][0] if rows else b"")
         return table

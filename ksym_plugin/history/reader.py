@@ -20,9 +20,12 @@ from ksym_plugin.history.schema import (
     PAGE_SHIFT,
     check_format,
     connect_read_only,
+    damaged,
+    integer,
     is_running,
     lifetime_of,
     query,
+    reading,
     signed,
     unsigned,
 )
@@ -144,32 +147,20 @@ class BootHistory:
         self._has_bpf: dict[int, bool] = {}
         #: Rows entered from one page that another will bring again.
         self._entered: set[int] = set()
-        self.sessions = [
-            Session(
-                source,
-                started,
-                covered,
-                bool(closed),
-                here and not closed and is_running(pid, since),
-                bool(modules),
-            )
-            for source, started, covered, closed, pid, since, modules in self._rows(
-                "SELECT source, started, covered, closed, writer_pid, writer_start, modules"
-                " FROM session WHERE boot = ? ORDER BY started"
-            )
-        ]
+        with reading(self._path):
+            self.sessions = self._read_sessions(here)
+            self.losses = [
+                Loss(integer(since), integer(until), str(cause), count and integer(count))
+                for since, until, cause, count in self._rows(
+                    "SELECT since, until, cause, count FROM gap WHERE boot = ? ORDER BY since"
+                )
+            ]
+            # Nothing was ever loaded at most kernel addresses: those are not looked up.
+            first, last, span = (integer(bound or 0) for bound in self._rows(_BOUNDS)[0])
         #: Whether modules were recorded too, for all the time that is covered.
         self.has_modules = all(session.modules for session in self.sessions)
-        self.losses = [
-            Loss(since, until, cause, count)
-            for since, until, cause, count in self._rows(
-                "SELECT since, until, cause, count FROM gap WHERE boot = ? ORDER BY since"
-            )
-        ]
-        # Nothing was ever loaded at most kernel addresses: those are not looked up.
-        first, last, span = self._rows(_BOUNDS)[0]
-        self._first_page = unsigned(first or 0) >> PAGE_SHIFT
-        self._last_page = max(unsigned(last or 0) >> PAGE_SHIFT, span or 0)
+        self._first_page = unsigned(first) >> PAGE_SHIFT
+        self._last_page = max(unsigned(last) >> PAGE_SHIFT, span)
         for loss in self.losses:
             self._timeline.apply(loss)
         self._polled = [session for session in self.sessions if session.source == _POLLING]
@@ -177,6 +168,23 @@ class BootHistory:
         self._uncovered_starts = [since for since, _ in self._uncovered]
         for since, until in self._uncovered:
             self._timeline.apply(Loss(since, until, "not recorded"))
+
+    def _read_sessions(self, here: bool) -> list[Session]:
+        """The sessions of recording; ``here`` says that the boot is the one that runs."""
+        return [
+            Session(
+                str(source),
+                integer(started),
+                integer(covered),
+                bool(closed),
+                here and not closed and is_running(integer(pid), integer(since)),
+                bool(modules),
+            )
+            for source, started, covered, closed, pid, since, modules in self._rows(
+                "SELECT source, started, covered, closed, writer_pid, writer_start, modules"
+                " FROM session WHERE boot = ? ORDER BY started"
+            )
+        ]
 
     def close(self) -> None:
         """Close the file, where it was opened for this boot alone; idempotent."""
@@ -224,13 +232,17 @@ class BootHistory:
 
     def clock_map(self) -> ClockMap:
         """The instants at which the recorder read all clocks."""
-        return ClockMap(
-            Instant(*row)
-            for row in self._rows(
-                "SELECT i.monotonic, i.boottime, i.realtime, i.perf FROM instant i"
-                " JOIN session s ON s.id = i.session WHERE s.boot = ? ORDER BY i.monotonic"
-            )
+        rows = self._rows(
+            "SELECT i.monotonic, i.boottime, i.realtime, i.perf FROM instant i"
+            " JOIN session s ON s.id = i.session WHERE s.boot = ? ORDER BY i.monotonic"
         )
+        with reading(self._path):
+            return ClockMap(
+                Instant(
+                    integer(monotonic), integer(boottime), integer(realtime), perf and integer(perf)
+                )
+                for monotonic, boottime, realtime, perf in rows
+            )
 
     def at(self, address: int, time_ns: int) -> Answer:
         cached = self._answers.get(address)
@@ -356,7 +368,10 @@ class BootHistory:
         return [self._lifetime(row) for row in rows]
 
     def _lifetime(self, row: tuple[Any, ...]) -> Lifetime:
-        lifetime = lifetime_of(row)
+        try:
+            lifetime = lifetime_of(row)
+        except (IndexError, TypeError, ValueError) as error:
+            raise damaged(self._path, error) from error
         if lifetime.symbol.kind == MODULE:
             lifetime.functions = self._functions.of(lifetime)
         return lifetime

@@ -6,6 +6,7 @@ latest instant of a window and the window's width.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import stat
@@ -28,6 +29,7 @@ from ksym_plugin.timeline.symbols import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 APPLICATION_ID = 0x6B73796D
@@ -104,13 +106,19 @@ COLUMNS = (
     " prog_id, pid, comm, module"
 )
 _SIGN = 1 << 63
+#: No symbol has more bytes, the text of a large module neither.
+_LONGEST = 1 << 28
 _WRAP = 1 << 64
 
 
 def lifetime_of(row: tuple[Any, ...]) -> Lifetime:
-    """The lifetime in a row of COLUMNS."""
+    """The lifetime in a row of COLUMNS. TypeError, IndexError or ValueError if it can be none."""
     (number, start, size, name, kind, open_ended, loaded, loading, unloaded, unloading) = row[:10]
     prog_id, pid, comm, module = row[10:]
+    numbers = (start, size, kind, loaded, loading, prog_id or 0, unloaded or 0, unloading or 0)
+    is_sound = {*map(type, numbers)} == {int} and isinstance(name, str)
+    if not is_sound or kind < 0 or not 0 < size <= _LONGEST:
+        raise ValueError(f"{name!r:.60} of {size!r:.60} bytes is no symbol")
     kind = KINDS[kind]
     start = unsigned(start)
     if module is None and kind not in (KERNEL, MODULE, OOL):
@@ -123,6 +131,22 @@ def lifetime_of(row: tuple[Any, ...]) -> Lifetime:
         lifetime.unloaded_latest = unloaded
     lifetime.row = number
     return lifetime
+
+
+def integer(value: object) -> int:
+    """A value of a row. ValueError if it is no integer: SQLite's columns hold anything."""
+    if not isinstance(value, int):
+        raise ValueError(f"{value!r:.60} stands where a number belongs")
+    return value
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """What a damaged row leads to is a HistoryError."""
+    try:
+        yield
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
+        raise damaged(path, error) from error
 
 
 def signed(address: int) -> int:
