@@ -113,6 +113,8 @@ class _Readings:
         # so far, and the last is the last that begins as low.
         lasts = [segment.last for segment in self._segments[:-1]]
         self._lasts = list(accumulate(lasts, max))
+        #: The same without the time before the first reading.
+        self._later_lasts = list(accumulate(lasts[1:], max))
         firsts = [segment.first for segment in self._segments[:0:-1]]
         self._firsts = list(accumulate(firsts, min))[::-1]
 
@@ -120,6 +122,9 @@ class _Readings:
         """From when to when the clock can have shown a time."""
         first, last = bisect_left(self._lasts, shown), bisect_right(self._firsts, shown)
         place = self._segments[first].place(shown)
+        if place[0] < 0 < last:  # That would be before the boot.
+            first = 1 + bisect_left(self._later_lasts, shown)
+            place = self._segments[first].place(shown)
         return place if first == last else (place[0], self._segments[last].place(shown)[1])
 
     def shown(self, time_ns: int) -> int:

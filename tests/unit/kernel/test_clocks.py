@@ -149,20 +149,28 @@ def test_a_time_is_placed_as_fast_where_a_clock_was_set_back_far() -> None:
     assert time.process_time() - began < 1
 
 
+def test_before_its_boot_a_clock_showed_nothing() -> None:
+    """It was set back by more than the boot was old."""
+    back = real_clock((10, 1000), (20, 110))
+    assert back.window(REALTIME, 105 * SECOND, 105 * SECOND) == (10 * SECOND, 15 * SECOND)
+    assert back.window(REALTIME, 995 * SECOND, 995 * SECOND) == (5 * SECOND, 905 * SECOND)
+    assert back.to_monotonic(REALTIME, 50 * SECOND) < 0
+
+
 @given(
     st.lists(
         st.tuples(st.integers(1, 20), st.integers(-30, 30), st.integers(0, 100)),
         min_size=1,
         max_size=6,
     ),
-    st.integers(-5, 130),
+    st.integers(0, 140),
 )
 @settings(max_examples=300)
 def test_a_window_holds_when_a_clock_showed_a_time_that_was_set_once_between_readings(
     steps: list[tuple[int, int, int]], at: int
 ) -> None:
     """The clock is simulated: an offset to ours that changes at one instant of each step."""
-    now, offset, readings, changes = 0, 100, [(0, 100)], []
+    now, offset, readings, changes = 10, 100, [(10, 110)], []
     for length, change, where in steps:
         changes.append((now + length * where / 100, offset))
         now, offset = now + length, offset + change
