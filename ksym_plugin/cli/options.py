@@ -120,7 +120,7 @@ output = click.option(
 samples_clock = click.option(
     "--clock",
     type=click.Choice(CLOCKS),
-    help="The clock of the samples, where perf.data does not tell.",
+    help="The clock of the samples, whatever perf.data tells of it.",
 )
 event = click.option(
     "--event",

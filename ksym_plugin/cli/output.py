@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -95,6 +96,18 @@ def length(ns: int) -> str:
         if ns >= unit:
             return f"{ns / unit:.3g} {name}" if ns < 1000 * unit else f"{ns // unit} {name}"
     return f"{ns} ns"
+
+
+def check_result(path: str | None) -> None:
+    """OSError if a result cannot be written there; asked before there is one."""
+    if path in (None, "-") or (os.path.exists(path) and not os.path.isdir(path)):
+        return
+    folder = os.path.dirname(os.path.realpath(path))
+    problem = errno.EISDIR if os.path.isdir(path) else 0
+    if not problem and not os.access(folder, os.W_OK | os.X_OK):
+        problem = errno.EACCES if os.path.isdir(folder) else errno.ENOENT
+    if problem:
+        raise OSError(problem, os.strerror(problem), path)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ksym_plugin.cli import flamegraph, options, pyspy_record
-from ksym_plugin.cli.output import plural, say
+from ksym_plugin.cli.output import check_result, plural, say
 from ksym_plugin.cli.pyspy_record import Command, RecordingInfo, load_info
 from ksym_plugin.cli.signals import Signals
 from ksym_plugin.history import locate
@@ -43,6 +43,11 @@ class Targets(NamedTuple):
     folded: str | None
     svg: str | None
     force: bool
+
+    def check(self) -> None:
+        """OSError if one cannot be written: sampling first would be in vain."""
+        for path in (self.output, self.folded, self.svg):
+            check_result(path)
 
     def write(self, grafted: Grafted, title: str) -> None:
         stacks = grafted.stacks
@@ -164,6 +169,7 @@ def record(
     if (pid is None) == (not command):
         raise click.UsageError("name a process with -p, or give a command after --")
     pyspy_record.py_spy()
+    targets.check()
     how = pyspy_record.SamplingOptions(rate, freq, event, native, subprocesses)
     status = 0
     with _folder(keep) as folder, Signals() as signals, contextlib.ExitStack() as stack:

@@ -227,7 +227,7 @@ def py_spy() -> str:
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     found = shutil.which("py-spy") or (beside if os.access(beside, os.X_OK) else None)
     if found is None:
-        raise KsymError("py-spy is not installed", "install it: pip install 'ksym-plugin[pyspy]'")
+        raise KsymError("py-spy is not installed", "install it: pip install py-spy")
     return found
 
 

@@ -67,7 +67,12 @@ _FAILED = 1
 @click.option(
     "--for", "seconds", type=span, metavar="TIME", help="Stop after so many seconds (or m, h, d)."
 )
-@click.option("--max-age", type=span, metavar="TIME", help="Forget what ended before, such as 7d.")
+@click.option(
+    "--max-age",
+    type=span,
+    metavar="TIME",
+    help="Forget what ended before, such as 7d; seconds without a unit.",
+)
 @click.option(
     "--max-size", type=history_size, metavar="SIZE", help="Forget the oldest beyond, such as 1G."
 )

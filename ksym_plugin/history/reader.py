@@ -8,6 +8,7 @@ covered up to its last commit and as unknown after that.
 
 from __future__ import annotations
 
+import os
 import time
 from bisect import bisect_right
 from functools import cached_property
@@ -31,6 +32,7 @@ from ksym_plugin.history.schema import (
 )
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import ClockMap, Instant
+from ksym_plugin.timeline.errors import HistoryError
 from ksym_plugin.timeline.index import AREA_SHIFT
 from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
@@ -447,7 +449,8 @@ class History:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        check_format(path)
+        if not check_format(path) and os.path.exists(path):
+            raise HistoryError(f"{path} is empty", "record into it with: ksym record, or remove it")
         self._database = connect_read_only(path)
 
     def close(self) -> None:

@@ -171,7 +171,7 @@ def damaged(path: str, error: object) -> HistoryError:
     """The error for a file that is damaged behind a sound header."""
     return HistoryError(
         f"{path} cannot be read as a history ({error})",
-        "it has not been altered; record into another file with -o",
+        "it has not been altered; name another history, or record into another file",
     )
 
 

@@ -135,7 +135,8 @@ class _Readings:
         if before[1] == nearest[1]:
             return nearest[0] + time_ns - nearest[1]
         part = (time_ns - before[1]) * (nearest[0] - before[0])
-        return before[0] + part // (nearest[1] - before[1])
+        # Rounded up, as places are rounded down: a time is shown as it was given.
+        return before[0] - -part // (nearest[1] - before[1])
 
 
 class ClockMap:

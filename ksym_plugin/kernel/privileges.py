@@ -11,9 +11,8 @@ _SYS_ADMIN = 1 << 21
 _PERFMON = 1 << 38
 _BPF = 1 << 39
 
-_SHOW_ADDRESSES = "run as root or with CAP_SYSLOG, and set kernel.kptr_restrict below 2"
 #: How kernel addresses become visible: see kallsyms_show_value() in kernel/kallsyms.c.
-SHOW_ADDRESSES = f"{_SHOW_ADDRESSES} (sysctl kernel.kptr_restrict=1)"
+SHOW_ADDRESSES = "run as root or with CAP_SYSLOG, where kernel.kptr_restrict is below 2"
 #: How kallsyms comes to list programs: see bpf_jit_kallsyms_enabled() in linux/filter.h.
 LIST_PROGRAMS = "list them with: sysctl net.core.bpf_jit_kallsyms=1 net.core.bpf_jit_harden=0"
 READ_PERF_CLOCK = (
@@ -41,7 +40,7 @@ def programs_hidden() -> SourceError:
 
 def modules_hidden() -> SourceError:
     """The kernel lists modules, and not their addresses."""
-    return SourceError("the kernel hides where its modules are", _SHOW_ADDRESSES)
+    return SourceError("the kernel hides where its modules are", SHOW_ADDRESSES)
 
 
 def bpf_refusal(error: OSError) -> SourceError:

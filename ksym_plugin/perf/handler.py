@@ -105,7 +105,7 @@ def parse(arguments: list[str], is_embedded: bool = True) -> Options:
     )
     parser.add_argument("--boot", help="the boot in it, by number or id")
     parser.add_argument(
-        "--clock", choices=CLOCKS, help="the clock of the samples, if perf does not tell it"
+        "--clock", choices=CLOCKS, help="the clock of the samples, whatever perf tells of it"
     )
     parser.add_argument("--format", choices=FORMATS, help="report: samples by BPF program, as JSON")
     parser.add_argument(

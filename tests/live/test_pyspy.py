@@ -37,7 +37,7 @@ def _py_spy() -> None:
     """py-spy is there."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     if shutil.which("py-spy") is None and not os.path.exists(beside):
-        _require(LACK, "py-spy is not installed (pip install 'ksym-plugin[pyspy]')")
+        _require(LACK, "py-spy is not installed (pip install py-spy)")
 
 
 def phases(truth: Path, ms: float, seconds: float, *more: str) -> list[str]:

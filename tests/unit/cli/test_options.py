@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 import pytest
 
 from ksym_plugin.cli import options
-from ksym_plugin.cli.output import Dial
+from ksym_plugin.cli.output import Dial, check_result
 from ksym_plugin.kernel.clocks import ClockMap, Instant
 
 
@@ -90,3 +92,19 @@ def test_windows_say_how_much_earlier() -> None:
     assert shown.window(5 * second - 2_000_000, 5 * second) == "5.000000 (-2 ms)"
     assert shown.window(0, 5 * second) == "before 5.000000"
     assert shown.window(None, None) == "-"
+
+
+@pytest.mark.parametrize(
+    "path, problem",
+    [("", "Is a directory"), ("none/x", "No such file or directory"), ("there", ""), ("new", "")],
+)
+def test_where_no_result_can_be_written_is_said_before_there_is_one(
+    tmp_path: Path, path: str, problem: str
+) -> None:
+    (tmp_path / "there").touch()
+    if not problem:
+        check_result(str(tmp_path / path))
+        return
+    with pytest.raises(OSError, match=problem) as caught:
+        check_result(str(tmp_path / path))
+    assert caught.value.filename == str(tmp_path / path)
