@@ -102,7 +102,6 @@ class Renamer:
     ) -> None:
         self.namer = Namer(lookup, running, doubt)
         self.tally = self.namer.tally
-        self.report = self.namer.report
         #: Whether anything but perf can have names.
         self.knows = lookup is not None or running is not None
         self._clocks = clocks
@@ -116,6 +115,18 @@ class Renamer:
         self._covered = 0
         self._header: Header | None = None
         self._window: tuple[int, int] | None = _OUTSIDE
+        #: Samples whose time was wanted, and is not printed.
+        self._untimed = 0
+
+    def report(self) -> list[str]:
+        """The tally as text, and what kept frames from being named."""
+        lines = self.namer.report()
+        if self._untimed:
+            lines.append(
+                f"{self._untimed:,} samples with such frames have no time"
+                " (print it with: perf script -F +time)"
+            )
+        return lines
 
     def begin(self, header: Header | None) -> None:
         """A sample begins; None if the time of what follows is not known."""
@@ -155,6 +166,8 @@ class Renamer:
     def _monotonic_window(self) -> tuple[int, int]:
         """The sample's window in CLOCK_MONOTONIC."""
         window = self._header.window() if self._header is not None else None
+        if self._header is not None and not self._header.seconds:
+            self._untimed += 1
         if self._header is None or window is None or not 0 < window[0] < _NO_TIME:
             return _OUTSIDE
         if self._clocks is None:

@@ -525,3 +525,13 @@ def test_a_header_says_which_clock(recorded: str) -> None:
     out, err = ksym("annotate", "-H", recorded).communicate(head % 4 + sample("5.500000"), 60)
     assert out == b""
     assert b"a clock that a history cannot place; record with: perf record -k" in err
+
+
+def test_samples_without_a_time_are_said() -> None:
+    by = renamer(one_place())
+    text = b"app 7 cycles:\n" + NAMED % A.encode() + b"\n"
+    annotated(text + text, by)
+    assert any("2 samples with such frames have no time" in line for line in by.report())
+    again = renamer(one_place())
+    annotated(sample("6.500000", NAMED % A.encode()), again)
+    assert not any("no time" in line for line in again.report())
