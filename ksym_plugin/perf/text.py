@@ -279,10 +279,10 @@ def parse(line: bytes, is_start: bool) -> Header | FrameLine | None:
 
 
 def _without_time(line: bytes) -> Header | None:
-    """``java 19983 cycles:``, as old perfs print it."""
+    """``java 19983 cycles:``, as old perfs print it, or ``java 19983/19990`` without the event."""
     left, event = _last_word(line)
     if not event.endswith(b":"):
-        return None
+        left, event = line, b""
     before, cpu = _last_word(left)
     if cpu[:1] == b"[" and cpu[1:-1].isdigit():
         left = before
@@ -290,6 +290,8 @@ def _without_time(line: bytes) -> Header | None:
     pid, slash, tid = task.partition(b"/")
     if not comm or not pid.isdigit() or (slash and not tid.isdigit()):
         return None
+    if not slash and not event:
+        return None  # Any text can end in a number.
     pid, tid = (pid, tid) if slash else (b"", pid)
     return Header(comm, pid, tid, b"", b"", (b"", event[:-1], b""))
 

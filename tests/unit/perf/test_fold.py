@@ -476,3 +476,13 @@ def test_as_stackcollapse_perf_does_it_here(path: Path) -> None:
             ["perl", program, option], input=text, capture_output=True, check=True
         )
         assert lines_of(text, **OPTIONS[option.strip("-")]) == done.stdout
+
+
+def test_headers_without_time_and_event_begin_samples_too() -> None:
+    """``perf script -F comm,pid,tid,ip,sym,dso``; stackcollapse-perf.pl gives the same."""
+    frames = (
+        b"\tffffffff813a4413 schedule ([kernel.kallsyms])\n\t          401000 main (/bin/app)\n\n"
+    )
+    text = b"my app     7/8     \n" + frames + b"swapper     0/0 [001] \n" + frames
+    assert lines_of(text) == b"my_app;main;schedule 1\nswapper;main;schedule 1\n"
+    assert lines_of(b"my app 8\n" + frames) == b""  # Any text can end in a number.
