@@ -466,7 +466,7 @@ def test_as_inferno_published_it(source: Path, option: str, expected: Path) -> N
 
 
 #: Texts that hold what docs/stacks.md says is read otherwise: headers without a task, tasks with
-#: numbers or a "#" in their names, a BOM, events beside each other, and BPF and .ko as the kernel's.
+#: numbers or a "#" in their names, a BOM, events beside each other, BPF and .ko as the kernel's.
 READ_OTHERWISE = ("branches", "jit", "lines", "odd", "pids", "stacks")
 
 
