@@ -302,6 +302,7 @@ class Handler:
             return window
         self._covered, self._clock.clock_map = self._follow(window[1])
         # Symbols may have come where none had been.
+        self._namer.forget()
         self._fixed.clear()
         self._fixed_leaves.clear()
         if window[1] > self._covered:

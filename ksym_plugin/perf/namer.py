@@ -295,8 +295,8 @@ class Namer:
         """What a frame is called, and the dso that is printed of it, which may be empty.
 
         The sample was taken in ``window``: its first and last ns (CLOCK_MONOTONIC). Where two
-        symbols were there in that time, perf's name is marked. ``name``,
-        ``dso`` and ``offset`` are perf's, empty and None where it has none.
+        symbols were there in that time, perf's name is marked. ``name``, ``dso`` and ``offset``
+        are perf's, empty and None where it has none.
         """
         key = address, name, dso
         kept = self._kept.get(key)
@@ -340,6 +340,10 @@ class Namer:
         if name and isinstance(answer, Frame):
             return answer.module is None
         return answer is UNKNOWN_ADDRESS
+
+    def forget(self) -> None:
+        """Decide all anew: a history that is being written has more, such as a loss of before."""
+        self._kept.clear()
 
     def report(self) -> list[str]:
         """The tally as text, and why the running system was not asked."""

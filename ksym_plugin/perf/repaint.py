@@ -123,7 +123,7 @@ class Renamer:
         lines = self.namer.report()
         if self._untimed:
             lines.append(
-                f"{self._untimed:,} samples with such frames have no time"
+                f"{self._untimed:,} samples have no time, by which BPF frames are named"
                 " (print it with: perf script -F +time)"
             )
         return lines
@@ -180,6 +180,7 @@ class Renamer:
         earliest, latest = self._clocks.window(clock, *window)
         if self._follow is not None and latest > self._covered:
             self._covered, self._clocks = self._follow(latest)
+            self.namer.forget()
             if latest > self._covered:  # The recorder does not get on: never wait again.
                 self._follow = None
             if self._leeway is not None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from ksym_plugin.history.reader import History
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import ClockMap, Instant
@@ -22,7 +23,7 @@ from ksym_plugin.perf.repaint import Annotator, Renamer
 from ksym_plugin.perf.text import LONGEST
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import Locator
-from ksym_plugin.timeline.symbols import Loss
+from ksym_plugin.timeline.symbols import Lifetime, Loss
 from tests.unit.helpers import load, timeline_of, unload
 from tests.unit.texts import (
     PLACE,
@@ -531,7 +532,36 @@ def test_samples_without_a_time_are_said() -> None:
     by = renamer(one_place())
     text = b"app 7 cycles:\n" + NAMED % A.encode() + b"\n"
     annotated(text + text, by)
-    assert any("2 samples with such frames have no time" in line for line in by.report())
+    assert any(
+        "2 samples have no time, by which BPF frames are named" in line for line in by.report()
+    )
     again = renamer(one_place())
     annotated(sample("6.500000", NAMED % A.encode()), again)
     assert not any("no time" in line for line in again.report())
+
+
+def test_a_loss_that_becomes_known_later_marks_what_was_certain(tmp_path: Path) -> None:
+    path = str(tmp_path / "h.db")
+    writer = HistoryWriter(path, "test", 0, None)
+    writer.note(Lifetime(load(PLACE, 64, A, SECOND)))
+    writer.commit(20 * SECOND)
+    clocks = ClockMap(())
+    with History(path) as history:
+        (boot,) = history.boots()
+        past = history.recorded(boot)
+
+        def follow(until: int) -> tuple[int, ClockMap]:
+            if until > 20 * SECOND:
+                writer.lost(Loss(4 * SECOND, 6 * SECOND, "noticed late"))
+                writer.commit(40 * SECOND)
+                past.wait_covered(until)
+            return max(session.covered for session in past.sessions), clocks
+
+        by = Renamer(past, clocks, "monotonic", follow=follow)
+        text = b"".join(sample(f"{at}.000000000") for at in (2, 3, 5))
+        other = LINE.replace(b"1004", b"1008")
+        text += sample("30.000000000", other) + sample("5.000000000")
+        text = annotated(text, by)
+    writer.close(40 * SECOND)
+    names = re.findall(rb"ffffffffc0001004 (\S+)\+", text)
+    assert names == [A.encode()] * 3 + [A.encode() + b"?"]
