@@ -70,11 +70,14 @@ class Verdict:
 
     @property
     def wrong(self) -> bool:
-        return not self.right and not self.missing and not self.doubted
+        return not self.right and not self.missing
 
 
 class Score:
-    """Of the frames looked at: how many have the true name, another one, a marked one, or none."""
+    """Of the frames looked at: how many have the true name, another one, or none.
+
+    Of the ``wrong`` ones ``doubted`` are marked as names that may be wrong.
+    """
 
     __slots__ = ("doubted", "missing", "right", "total", "verdicts", "wrong")
 
@@ -92,7 +95,7 @@ class Score:
 
     def __str__(self) -> str:
         shown = f"{self.total}: {self.right} right, {self.wrong} wrong, {self.missing} missing"
-        shown += f", {self.doubted} marked" if self.doubted else ""
+        shown += f" ({self.doubted} of the wrong marked)" if self.doubted else ""
         for verdict in [verdict for verdict in self.verdicts if verdict.wrong][:5]:
             shown += f"\n  {verdict.frame.ip:#x} is {verdict.expected}, not {verdict.frame.name}"
         return shown

@@ -104,7 +104,7 @@ def of_kind(changes, kind):
 
 
 def of(names, info, changes):
-    """The changes that are of one program; by their names, as they may be wrong otherwise."""
+    """The changes of one program, told by its names: addresses and ids are what is tested."""
     own = {names[start] for start in info.starts}
     return [
         change
