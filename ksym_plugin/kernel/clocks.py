@@ -65,10 +65,10 @@ class Instant:
 
 
 class _Segment:
-    """A clock between two readings of it; before the first and after the last both are one.
+    """A clock between two readings of it, each its time and CLOCK_MONOTONIC's, in ns.
 
-    In that time it showed nothing before ``first`` and nothing after ``last``, unless it was
-    set more than once. Times are in ns, ``ours`` are CLOCK_MONOTONIC's.
+    Before the first reading and after the last both are the same one. Meanwhile the clock
+    showed nothing before ``first`` and nothing after ``last``, unless it was set more than once.
     """
 
     __slots__ = ("_began", "_is_steady", "_since", "_span", "_until", "first", "last")

@@ -307,8 +307,11 @@ class SampleClock:
         self._has_warned = False
 
     def window(self, event: dict[str, Any]) -> tuple[int, int]:
-        """From when to when it can have been taken, CLOCK_MONOTONIC ns; before everything if
-        that is not known. Both are one where the clock was not set meanwhile."""
+        """From when to when a sample can have been taken, CLOCK_MONOTONIC ns.
+
+        That is one instant unless its clock was set about then, and a time before everything
+        if nothing is known of it.
+        """
         name = str(event.get("ev_name"))
         clock = self._clocks.get(name, "")
         if clock == "":

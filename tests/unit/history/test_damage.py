@@ -50,8 +50,9 @@ def columns() -> list[str]:
         ]
 
 
-def read_all(path: str) -> None:
-    """All that a reader asks of a history."""
+def read_all(path: str) -> int:
+    """All that a reader asks of a history; how many lifetimes it has."""
+    count = 0
     with History(path) as history:
         for boot in history.boots():
             past = history.recorded(boot)
@@ -60,6 +61,7 @@ def read_all(path: str) -> None:
                 clocks.window(clock, 1 << 40, 1 << 41)
             past.warnings()
             lives = past.lifetimes()
+            count += len(lives)
             for life in lives[::7]:
                 for at in (life.loaded_latest, past.bounds[1]):
                     past.at(life.symbol.start, at)
@@ -67,6 +69,13 @@ def read_all(path: str) -> None:
                 past.programs.traced(life)
                 past.programs.program_name(life)
             past.live(past.bounds[1])
+    return count
+
+
+def test_a_sound_history_is_read_whole(sound: Path) -> None:
+    with contextlib.closing(sqlite3.connect(sound)) as database:
+        (count,) = database.execute("SELECT count(*) FROM lifetime").fetchone()
+    assert read_all(str(sound)) == count > 0
 
 
 @pytest.mark.parametrize("column", columns())
