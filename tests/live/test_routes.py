@@ -28,7 +28,8 @@ KINDS = {
     "task": ("--clock", "perf"),
     "all": ("--clock", "mono", "--perf", "all"),
     "events": ("--clock", "perf", "--also=-e page-faults -e context-switches"),
-    "dwarf": ("--clock", "mono", "--count", "10", "--also=--call-graph dwarf,1024"),
+    # Few programs, each for longer: a name may be missing where one follows another.
+    "dwarf": ("--clock", "mono", "--count", "10", "--ms", "50", "--also=--call-graph dwarf,1024"),
 }
 
 pytestmark = [pytest.mark.usefixtures("perf", "perf_python"), pytest.mark.slow]
