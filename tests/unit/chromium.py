@@ -171,7 +171,7 @@ class Chromium:
         self.call("Input.insertText", text=text)
 
     def press(self, key: str, ctrl: bool = False) -> None:
-        code = {"f": 70, "Escape": 27}[key]
+        code = {"f": 70, "s": 83, "Escape": 27}[key]
         for kind in ("rawKeyDown", "keyUp"):
             self.call(
                 "Input.dispatchKeyEvent",

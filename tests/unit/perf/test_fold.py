@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -415,10 +414,8 @@ def reference(*folder: str) -> list:
         )
         source = next(source for source in inputs if source.exists())
         found.append(pytest.param(source, option.strip("-"), path, id=path.stem))
-    if not found:
-        why = f"KSYM_REFERENCE names no folder with checkouts of {folder[0]}"
-        return [pytest.param(None, "", None, marks=pytest.mark.skip(reason=why), id="absent")]
-    return found
+    absent = pytest.mark.skip(reason=f"no checkout of {folder[0]} is in $KSYM_REFERENCE")
+    return found or [pytest.param(None, "", None, marks=absent, id="absent")]
 
 
 OPTIONS = {
@@ -432,6 +429,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("source, option, expected", reference("FlameGraph"))
 def test_as_stackcollapse_perf_published_it(source: Path, option: str, expected: Path) -> None:
     text = source.read_bytes()
@@ -449,6 +447,7 @@ def test_as_stackcollapse_perf_published_it(source: Path, option: str, expected:
     assert lines_of(text, **OPTIONS[option]) == wanted
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("source, option, expected", reference("inferno"))
 def test_as_inferno_published_it(source: Path, option: str, expected: Path) -> None:
     text = source.read_bytes()
@@ -470,8 +469,7 @@ def test_as_inferno_published_it(source: Path, option: str, expected: Path) -> N
 READ_OTHERWISE = ("branches", "jit", "lines", "odd", "pids", "stacks")
 
 
-@pytest.mark.skipif(not shutil.which("perl"), reason="there is no perl")
-@pytest.mark.skipif(not REFERENCE, reason="KSYM_REFERENCE names no folder with FlameGraph")
+@pytest.mark.reference
 @pytest.mark.parametrize("path", [one for one in corpus() if one.id not in READ_OTHERWISE])
 def test_as_stackcollapse_perf_does_it_here(path: Path) -> None:
     program = os.path.join(REFERENCE, "FlameGraph", "stackcollapse-perf.pl")

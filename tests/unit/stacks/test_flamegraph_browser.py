@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 from pathlib import Path
 
@@ -13,14 +11,9 @@ import pytest
 from ksym_plugin.stacks import folded
 from ksym_plugin.stacks.flamegraph import draw
 from tests.unit import chromium
+from tests.unit.conftest import WIDTH
 from tests.unit.stacks.test_flamegraph import HOSTILE
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import NoReturn
-
-WIDTH = 1200
 PROGRAM = "bpf_prog_0123456789abcdef_count"
 STACKS = {
     f"sh;main;vfs_read_[k];{PROGRAM}_[b]": 40,
@@ -41,25 +34,6 @@ _LOOK = """(name => {
   return {x: box.x, y: box.y, width: box.width, height: box.height,
           fill: getComputedStyle(rect).fill, classes: [...rect.classList]};
 })"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[chromium.Chromium]:
-    if chromium.find() is None:
-        lack("there is no Chromium (Debian: apt-get install chromium)")
-    with contextlib.ExitStack() as stack:
-        try:
-            opened = stack.enter_context(chromium.Chromium(WIDTH))
-        except (chromium.Failed, OSError) as error:
-            lack(f"Chromium does not start here: {error}")
-        yield opened
-
-
-def lack(why: str) -> NoReturn:
-    """Without a browser nothing can be told; on CI there has to be one."""
-    if os.environ.get("CI", "") in ("true", "1"):
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
 
 
 class Page:
