@@ -23,11 +23,6 @@ def lack(why: str) -> NoReturn:
     pytest.skip(why)
 
 
-def pytest_report_header() -> str:
-    have = f"are in {REFERENCE}" if REFERENCE else "are not here: $KSYM_REFERENCE names no folder"
-    return f"checkouts of FlameGraph, inferno and Firefox Profiler to compare with {have}"
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What is in no registry of packages cannot be asked for; without it there is no test."""
     if not REFERENCE:
