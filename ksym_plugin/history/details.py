@@ -1,23 +1,26 @@
-"""What a history has beside lifetimes: details of programs, and the functions of modules.
+"""Lifetimes as a history has them, and what it has beside them.
 
-The line table of programs that are alike is stored once, as is the function table of modules
-that are alike.
+That is the functions of modules and details of programs. The line table of programs that are
+alike is stored once, as is the function table of modules that are alike.
 """
 
 from __future__ import annotations
 
 from array import array
+from functools import lru_cache
 
-from ksym_plugin.history.schema import integer, query, reading, signed
+from ksym_plugin.history.schema import COLUMNS, blob, integer, lifetime_of, optional, signed
 from ksym_plugin.timeline.packed import PackedFunctions, portable
 from ksym_plugin.timeline.program import GONE, unpack_lines
-from ksym_plugin.timeline.symbols import UNNAMED_BPF, Record, trampoline_key
+from ksym_plugin.timeline.symbols import MODULE, UNNAMED_BPF, Record, trampoline_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable
+    from typing import Any
 
+    from ksym_plugin.history.schema import Database
     from ksym_plugin.timeline.program import LineTable, ProgramDetails
     from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
 
@@ -51,11 +54,11 @@ _FORGET_ORPHANS = (
     "DELETE FROM module WHERE lifetime NOT IN (SELECT id FROM lifetime)",
     "DELETE FROM function_table WHERE id NOT IN (SELECT function_table FROM module)",
 )
-#: How many line tables stay unpacked.
+#: How many tables of a kind stay unpacked.
 _MOST_TABLES = 512
 
 
-def write_program(database: sqlite3.Connection, boot: int, programs: list[ProgramDetails]) -> None:
+def write_programs(database: sqlite3.Connection, boot: int, programs: list[ProgramDetails]) -> None:
     """Write what is known of programs. One that is gone never replaces earlier details."""
     tables = {known.digest: known.lines for known in programs if known.lines}
     database.executemany(_LINE_TABLE, tables.items())
@@ -63,134 +66,12 @@ def write_program(database: sqlite3.Connection, boot: int, programs: list[Progra
     database.executemany("INSERT OR REPLACE INTO trampoline VALUES (?, ?, ?)", targets)
     for known in programs:
         how = "INSERT OR REPLACE " if known.tag else "INSERT OR IGNORE "
-        database.execute(how + _PROGRAM, _values(boot, known))
-
-
-class RecordedProgram(Record):
-    """One program as a history has it; ``problem`` says why it has no lines, if so.
-
-    ``load_time`` is CLOCK_MONOTONIC ns. ``tag`` is empty where only the id is known.
-    """
-
-    __slots__ = ()
-    tag: str
-    type: int
-    uid: int
-    load_time: int
-    starts: list[int]
-    problem: str
-    table: int | None
-
-
-class Programs:
-    """The programs of one boot; reads from the file what it is asked for."""
-
-    def __init__(self, database: sqlite3.Connection, path: str, boot: int) -> None:
-        self._database = database
-        self._path = path
-        self._boot = boot
-        self._programs: dict[int, RecordedProgram | None] = {}
-        self._tables: dict[int, LineTable] = {}
-        self._targets: dict[int, str | None] = {}
-        self._names: dict[int, str | None] = {}
-
-    def clear(self) -> None:
-        """Forget what was read: the file is being written."""
-        self._programs.clear()
-        self._targets.clear()
-        self._names.clear()
-
-    def of(self, lifetime: Lifetime) -> RecordedProgram | None:
-        """The program that a symbol belongs to; None if nothing is known of it."""
-        prog_id = lifetime.prog_id
-        if prog_id is None:
-            return None
-        if prog_id not in self._programs:
-            rows = query(self._database, self._path, _SELECT, self._boot, prog_id)
-            with reading(self._path):
-                self._programs[prog_id] = _program(rows[0]) if rows else None
-        return self._programs[prog_id]
-
-    def traced(self, lifetime: Lifetime) -> str | None:
-        """The kernel function whose calls a trampoline takes to programs."""
-        key = trampoline_key(lifetime.symbol.name)
-        if key is None:
-            return None
-        if key not in self._targets:
-            select = "SELECT target FROM trampoline WHERE boot = ? AND key = ?"
-            rows = query(self._database, self._path, select, self._boot, key)
-            self._targets[key] = str(rows[0][0]) if rows else None
-        return self._targets[key]
-
-    def program_name(self, lifetime: Lifetime) -> str | None:
-        """The name of the program that a function is part of: that of its main function."""
-        number, program = lifetime.prog_id, self.of(lifetime)
-        if number is None or program is None or not program.starts:
-            return None
-        if number not in self._names:
-            # The kernel lists the main function first (bpf_prog_get_info_by_fd).
-            main = signed(program.starts[0])
-            rows = query(self._database, self._path, _NAME, self._boot, main, number, UNNAMED_BPF)
-            self._names[number] = str(rows[0][0]) if rows else None
-        return self._names[number]
-
-    def missed(self) -> int:
-        """How many programs were gone before their lines could be read."""
-        select = "SELECT count(*) FROM program WHERE boot = ? AND problem = ?"
-        return int(query(self._database, self._path, select, self._boot, GONE)[0][0])
-
-    def line(self, lifetime: Lifetime, offset: int) -> SourceLocation | None:
-        """The source line of the instruction at an offset into a symbol."""
-        program = self.of(lifetime)
-        if program is None or program.table is None:
-            return None
-        start = lifetime.symbol.start
-        if start not in program.starts:
-            return None
-        return self._table(program.table).find(program.starts.index(start), offset)
-
-    def _table(self, number: int) -> LineTable:
-        table = self._tables.get(number)
-        if table is None:
-            if len(self._tables) >= _MOST_TABLES:
-                self._tables.clear()
-            select = "SELECT data FROM line_table WHERE id = ?"
-            rows = query(self._database, self._path, select, number)
-            with reading(self._path):
-                table = self._tables[number] = unpack_lines(rows[0][0] if rows else b"")
-        return table
-
-
-def _values(boot: int, known: ProgramDetails) -> tuple[object, ...]:
-    starts = array("Q", [start for start, _, _ in known.functions])
-    return (
-        boot,
-        known.id,
-        bytes.fromhex(known.tag),
-        known.type,
-        known.uid,
-        known.load_time,
-        portable(starts).tobytes(),
-        known.problem or None,
-        known.digest or None,
-    )
-
-
-def _program(row: tuple[bytes, int, int, int, bytes, str | None, int | None]) -> RecordedProgram:
-    tag, kind, uid, load_time, packed, problem, table = row
-    for value in (kind, uid, load_time, table):
-        integer(value or 0)
-    starts = array("Q")
-    starts.frombytes(packed[: len(packed) // 8 * 8])
-    return RecordedProgram(
-        bytes(tag).hex(),
-        kind,
-        uid,
-        load_time,
-        portable(starts).tolist(),
-        str(problem or ""),
-        table,
-    )
+        starts = portable(array("Q", [start for start, _, _ in known.functions]))
+        values = (
+            *(boot, known.id, bytes.fromhex(known.tag), known.type, known.uid, known.load_time),
+            *(starts.tobytes(), known.problem or None, known.digest or None),
+        )
+        database.execute(how + _PROGRAM, values)
 
 
 def write_functions(
@@ -209,25 +90,121 @@ def forget_orphans(database: sqlite3.Connection) -> None:
         database.execute(statement)
 
 
-class Functions:
-    """The functions of modules; reads from the file what it is asked for."""
+class RecordedProgram(Record):
+    """One program as a history has it; ``problem`` says why it has no lines, if so.
 
-    def __init__(self, database: sqlite3.Connection, path: str) -> None:
+    ``load_time`` is CLOCK_MONOTONIC ns. ``tag`` is empty where only the id is known.
+    ``name`` is that of its main function, None if that is not known.
+    """
+
+    __slots__ = ()
+    tag: str
+    type: int
+    uid: int
+    load_time: int
+    starts: list[int]
+    problem: str
+    table: int | None
+    name: str | None
+
+
+class Programs:
+    """The programs of one boot; reads from the file what it is asked for."""
+
+    def __init__(self, database: Database, boot: int) -> None:
         self._database = database
-        self._path = path
-        self._tables: dict[int, PackedFunctions] = {}
+        self._boot = boot
+        self._program = lru_cache(None)(self._read_program)
+        self._target = lru_cache(None)(self._read_target)
+        self._table = lru_cache(_MOST_TABLES)(self._read_table)
 
-    def of(self, lifetime: Lifetime) -> PackedFunctions | None:
-        """Those of a module's lifetime, None if nothing is known of them."""
-        select = "SELECT function_table FROM module WHERE lifetime = ?"
-        rows = query(self._database, self._path, select, lifetime.row)
-        return self._table(rows[0][0]) if rows else None
+    def clear(self) -> None:
+        """Forget what was read: the file is being written."""
+        self._program.cache_clear()
+        self._target.cache_clear()
 
-    def _table(self, number: int) -> PackedFunctions:
-        table = self._tables.get(number)
-        if table is None:
-            select = "SELECT data FROM function_table WHERE id = ?"
-            rows = query(self._database, self._path, select, number)
-            with reading(self._path):
-                table = self._tables[number] = PackedFunctions(rows[0][0] if rows else b"")
-        return table
+    def of(self, lifetime: Lifetime) -> RecordedProgram | None:
+        """The program that a symbol belongs to; None if nothing is known of it."""
+        return None if lifetime.prog_id is None else self._program(lifetime.prog_id)
+
+    def traced(self, lifetime: Lifetime) -> str | None:
+        """The kernel function whose calls a trampoline takes to programs."""
+        key = trampoline_key(lifetime.symbol.name)
+        return None if key is None else self._target(key)
+
+    def program_name(self, lifetime: Lifetime) -> str | None:
+        """The name of the program that a function is part of: that of its main function."""
+        program = self.of(lifetime)
+        return None if program is None else program.name
+
+    def missed(self) -> int:
+        """How many programs were gone before their lines could be read."""
+        select = "SELECT count(*) FROM program WHERE boot = ? AND problem = ?"
+        (count,) = self._database.read(int, select, self._boot, GONE)
+        return count
+
+    def line(self, lifetime: Lifetime, offset: int) -> SourceLocation | None:
+        """The source line of the instruction at an offset into a symbol."""
+        program = self.of(lifetime)
+        start = lifetime.symbol.start
+        if program is None or program.table is None or start not in program.starts:
+            return None
+        return self._table(program.table).find(program.starts.index(start), offset)
+
+    def _read_program(self, number: int) -> RecordedProgram | None:
+        def program(*row: Any) -> RecordedProgram:  # noqa: ANN401 - a row holds anything
+            tag, kind, uid, load_time, packed, problem, table = row
+            starts = array("Q")
+            starts.frombytes(blob(packed)[: len(packed) // 8 * 8])
+            starts = portable(starts)
+            name = None
+            if starts:
+                # The kernel lists the main function first (bpf_prog_get_info_by_fd).
+                main = signed(starts[0])
+                name = self._database.first(str, _NAME, self._boot, main, number, UNNAMED_BPF)
+            numbers = (integer(kind), integer(uid), integer(load_time))
+            return RecordedProgram(
+                blob(tag).hex(),
+                *numbers,
+                starts.tolist(),
+                str(problem or ""),
+                optional(table),
+                name,
+            )
+
+        return self._database.first(program, _SELECT, self._boot, number)
+
+    def _read_target(self, key: int) -> str | None:
+        select = "SELECT target FROM trampoline WHERE boot = ? AND key = ?"
+        return self._database.first(str, select, self._boot, key)
+
+    def _read_table(self, number: int) -> LineTable:
+        data = self._database.first(blob, "SELECT data FROM line_table WHERE id = ?", number)
+        return unpack_lines(data or b"")
+
+
+class Lifetimes:
+    """The lifetimes of a history, those of modules with their functions."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._functions = lru_cache(_MOST_TABLES)(self._read_functions)
+
+    def read(self, where: str, *values: object) -> list[Lifetime]:
+        """Those of a condition, which may go on to say their order."""
+        return self._database.read(
+            self.of, f"SELECT {COLUMNS} FROM lifetime WHERE {where}", *values
+        )
+
+    def of(self, *row: Any) -> Lifetime:  # noqa: ANN401 - a row holds anything
+        """The lifetime in a row of COLUMNS."""
+        lifetime = lifetime_of(row)
+        if lifetime.symbol.kind == MODULE:
+            select = "SELECT function_table FROM module WHERE lifetime = ?"
+            table = self._database.first(integer, select, lifetime.row)
+            lifetime.functions = None if table is None else self._functions(table)
+        return lifetime
+
+    def _read_functions(self, table: int) -> PackedFunctions:
+        select = "SELECT data FROM function_table WHERE id = ?"
+        return PackedFunctions(self._database.first(blob, select, table) or b"")

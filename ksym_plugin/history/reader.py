@@ -13,20 +13,17 @@ import time
 from bisect import bisect_right
 from functools import cached_property
 
-from ksym_plugin.history.details import Functions, Programs
+from ksym_plugin.history.details import Lifetimes, Programs
 from ksym_plugin.history.schema import (
     COLUMNS,
     HEARTBEAT,
     KINDS,
     PAGE_SHIFT,
     check_format,
-    connect_read_only,
-    damaged,
     integer,
     is_running,
-    lifetime_of,
-    query,
-    reading,
+    open_read_only,
+    optional,
     signed,
     unsigned,
 )
@@ -53,10 +50,13 @@ from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import sqlite3
-    from typing import Any
+    from collections.abc import Callable
+    from typing import TypeVar
 
+    from ksym_plugin.history.schema import Database
     from ksym_plugin.timeline.timeline import Answer
+
+    T = TypeVar("T")
 
 
 #: 1 << CONFIG_NODES_SHIFT, which is 10 at the most.
@@ -114,6 +114,15 @@ _BPF_STARTS_IN = (
     "SELECT 1 FROM lifetime WHERE boot = ? AND start BETWEEN ? AND ?"
     f" AND kind BETWEEN {KINDS.index(BPF_PROG)} AND {KINDS.index(OTHER_BPF)} LIMIT 1"
 )
+_SESSIONS = (
+    "SELECT source, started, covered, writer_pid, writer_start, closed, modules"
+    " FROM session WHERE boot = ? ORDER BY started"
+)
+_GAPS = "SELECT since, until, cause, count FROM gap WHERE boot = ? ORDER BY since"
+_INSTANTS = (
+    "SELECT i.monotonic, i.boottime, i.realtime, i.perf FROM instant i"
+    " JOIN session s ON s.id = i.session WHERE s.boot = ? ORDER BY i.monotonic"
+)
 _WHERE_NO_BPF = (UNKNOWN_ADDRESS, VACANT)
 #: The source that has no events, only states.
 _POLLING = "polling"
@@ -127,13 +136,12 @@ class BootHistory:
     time.
     """
 
-    def __init__(self, database: sqlite3.Connection, path: str, boot: Boot) -> None:
+    def __init__(self, database: Database, boot: Boot) -> None:
         self.boot = boot
         self._database = database
-        self._path = path
         #: What the programs were, and their source lines.
-        self.programs = Programs(database, path, boot.row)
-        self._functions = Functions(database, path)
+        self.programs = Programs(database, boot.row)
+        self._lifetimes = Lifetimes(database)
         self._extent_before = 0
         self._refresh()
 
@@ -143,50 +151,32 @@ class BootHistory:
         self.programs.clear()
         #: Address to an answer, and from when to when it is valid.
         self._answers: dict[int, tuple[int, int, Answer]] = {}
-        here = identity.boot_id() == self.boot.boot_id
         self._pages: set[int] = set()
         self._needed: dict[int, set[int]] = {}
         self._has_bpf: dict[int, bool] = {}
         #: Rows entered from one page that another will bring again.
         self._entered: set[int] = set()
-        with reading(self._path):
-            self.sessions = self._read_sessions(here)
-            self.losses = [
-                Loss(integer(since), integer(until), str(cause), count and integer(count))
-                for since, until, cause, count in self._rows(
-                    "SELECT since, until, cause, count FROM gap WHERE boot = ? ORDER BY since"
-                )
-            ]
-            # Nothing was ever loaded at most kernel addresses: those are not looked up.
-            first, last, span = (integer(bound or 0) for bound in self._rows(_BOUNDS)[0])
+        self.sessions = self._read(self._session, _SESSIONS)
+        self.losses = self._read(_loss, _GAPS)
+        self._polled = [session for session in self.sessions if session.source == _POLLING]
         #: Whether modules were recorded too, for all the time that is covered.
         self.has_modules = all(session.modules for session in self.sessions)
+        # Nothing was ever loaded at most kernel addresses: those are not looked up.
+        ((first, last, span),) = self._read(_bounds, _BOUNDS)
         self._first_page = unsigned(first) >> PAGE_SHIFT
         self._last_page = max(unsigned(last) >> PAGE_SHIFT, span)
-        for loss in self.losses:
-            self._timeline.apply(loss)
-        self._polled = [session for session in self.sessions if session.source == _POLLING]
         self._uncovered = self._times_uncovered()
         self._uncovered_starts = [since for since, _ in self._uncovered]
+        for loss in self.losses:
+            self._timeline.apply(loss)
         for since, until in self._uncovered:
             self._timeline.apply(Loss(since, until, "not recorded"))
 
-    def _read_sessions(self, here: bool) -> list[Session]:
-        """The sessions of recording; ``here`` says that the boot is the one that runs."""
-        return [
-            Session(
-                str(source),
-                integer(started),
-                integer(covered),
-                bool(closed),
-                here and not closed and is_running(integer(pid), integer(since)),
-                bool(modules),
-            )
-            for source, started, covered, closed, pid, since, modules in self._rows(
-                "SELECT source, started, covered, closed, writer_pid, writer_start, modules"
-                " FROM session WHERE boot = ? ORDER BY started"
-            )
-        ]
+    def _session(self, source: object, *row: object) -> Session:
+        started, covered, pid, since = map(integer, row[:4])
+        closed, modules = map(bool, row[4:])
+        writing = not closed and identity.boot_id() == self.boot.boot_id and is_running(pid, since)
+        return Session(str(source), started, covered, closed, writing, modules)
 
     def close(self) -> None:
         """Close the file, where it was opened for this boot alone; idempotent."""
@@ -234,17 +224,7 @@ class BootHistory:
 
     def clock_map(self) -> ClockMap:
         """The instants at which the recorder read all clocks."""
-        rows = self._rows(
-            "SELECT i.monotonic, i.boottime, i.realtime, i.perf FROM instant i"
-            " JOIN session s ON s.id = i.session WHERE s.boot = ? ORDER BY i.monotonic"
-        )
-        with reading(self._path):
-            return ClockMap(
-                Instant(
-                    integer(monotonic), integer(boottime), integer(realtime), perf and integer(perf)
-                )
-                for monotonic, boottime, realtime, perf in rows
-            )
+        return ClockMap(self._read(_instant, _INSTANTS))
 
     def at(self, address: int, time_ns: int) -> Answer:
         cached = self._answers.get(address)
@@ -319,7 +299,7 @@ class BootHistory:
             nodes = self.boot.nodes
             first = (number - nodes) << AREA_SHIFT
             last = first + ((2 * nodes + 1) << AREA_SHIFT) - 1
-            found = self._rows(_BPF_STARTS_IN, signed(first), signed(last))
+            found = self._read(bool, _BPF_STARTS_IN, signed(first), signed(last))
             known = self._has_bpf[number] = bool(found)
         return known
 
@@ -353,33 +333,20 @@ class BootHistory:
 
     def live(self, time_ns: int) -> list[Lifetime]:
         """The lifetimes that had begun and not ended at ``time_ns``, by start."""
-        rows = self._rows(
-            f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND loaded - loading <= ?"
-            " AND (unloaded IS NULL OR unloaded >= ?) ORDER BY start, loaded",
-            time_ns,
-            time_ns,
+        where = (
+            "boot = ? AND loaded - loading <= ? AND (unloaded IS NULL OR unloaded >= ?)"
+            " ORDER BY start, loaded"
         )
-        return [life for life in map(self._lifetime, rows) if self._is_at(life, time_ns)]
+        lives = self._lifetimes.read(where, self.boot.row, time_ns, time_ns)
+        return [life for life in lives if self._is_at(life, time_ns)]
 
     def lifetimes(self, pattern: str = "%") -> list[Lifetime]:
         """All lifetimes whose name is LIKE ``pattern``, by load."""
-        rows = self._rows(
-            f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND name LIKE ? ORDER BY loaded, start",
-            pattern,
-        )
-        return [self._lifetime(row) for row in rows]
+        where = "boot = ? AND name LIKE ? ORDER BY loaded, start"
+        return self._lifetimes.read(where, self.boot.row, pattern)
 
-    def _lifetime(self, row: tuple[Any, ...]) -> Lifetime:
-        try:
-            lifetime = lifetime_of(row)
-        except (IndexError, TypeError, ValueError) as error:
-            raise damaged(self._path, error) from error
-        if lifetime.symbol.kind == MODULE:
-            lifetime.functions = self._functions.of(lifetime)
-        return lifetime
-
-    def _rows(self, statement: str, *values: object) -> list[Any]:
-        return query(self._database, self._path, statement, self.boot.row, *values)
+    def _read(self, convert: Callable[..., T], statement: str, *values: object) -> list[T]:
+        return self._database.read(convert, statement, self.boot.row, *values)
 
     def _is_at(self, lifetime: Lifetime, time_ns: int) -> bool:
         """Whether nothing loaded later had taken this one's start by then."""
@@ -407,9 +374,9 @@ class BootHistory:
         needed = self._needed[page] = set()
         first = page << PAGE_SHIFT
         last = first + (1 << PAGE_SHIFT) - 1
-        bounds = (signed(first), signed(last), self.boot.row, page, *self._ids)
-        for row in self._rows(_AT_PAGE, *bounds):
-            lifetime = self._lifetime(row)
+        boot = self.boot.row
+        bounds = (boot, signed(first), signed(last), boot, page, *self._ids)
+        for lifetime in self._database.read(self._lifetimes.of, _AT_PAGE, *bounds):
             start, end = lifetime.symbol.start, lifetime.symbol.end
             if start < first:
                 began = start >> PAGE_SHIFT
@@ -424,9 +391,9 @@ class BootHistory:
     @cached_property
     def _ids(self) -> tuple[int, int]:
         """The first and the last row of this boot; there are other boots' between them."""
-        first, last = self._rows("SELECT min(id), max(id) FROM lifetime WHERE boot = ?")[0]
-        is_growing = any(session.writing for session in self.sessions)
-        return first or 0, _FOREVER if is_growing else last or 0
+        select = "SELECT min(id), max(id), 0 FROM lifetime WHERE boot = ?"
+        ((first, last, _),) = self._read(_bounds, select)
+        return first, _FOREVER if any(session.writing for session in self.sessions) else last
 
     def _times_uncovered(self) -> list[tuple[int, int]]:
         """The times before, between and after the sessions, each from when to when."""
@@ -444,6 +411,35 @@ def seconds(time_ns: int) -> str:
     return f"{time_ns // 1_000_000_000}.{time_ns // 1000 % 1_000_000:06d}"
 
 
+def _loss(since: object, until: object, cause: object, count: object) -> Loss:
+    return Loss(integer(since), integer(until), str(cause), optional(count))
+
+
+def _instant(monotonic: object, boottime: object, realtime: object, perf: object) -> Instant:
+    return Instant(integer(monotonic), integer(boottime), integer(realtime), optional(perf))
+
+
+def _bounds(*row: object) -> tuple[int, ...]:
+    return tuple(integer(bound or 0) for bound in row)
+
+
+def _boot(
+    row: int,
+    boot_id: object,
+    host: object,
+    release: object,
+    build_id: str | None,
+    text: object,
+    nodes: object = 1,
+    *_: object,
+) -> Boot:
+    """A boot of its columns. A file may lack the last one, or have more; see ``ADD_NODES``."""
+    start = unsigned(text) if isinstance(text, int) else None
+    # No kernel can have more nodes (MAX_NUMNODES in linux/numa.h).
+    count = max(1, min(nodes, _MOST_NODES)) if isinstance(nodes, int) else 1
+    return Boot(row, str(boot_id), str(host), str(release), build_id, start, count)
+
+
 class History:
     """A history file, opened for reading. Raises HistoryError if it cannot be used."""
 
@@ -451,7 +447,7 @@ class History:
         self.path = path
         if not check_format(path) and os.path.exists(path):
             raise HistoryError(f"{path} is empty", "record into it with: ksym record, or remove it")
-        self._database = connect_read_only(path)
+        self._database = open_read_only(path)
 
     def close(self) -> None:
         self._database.close()
@@ -464,30 +460,12 @@ class History:
 
     def boots(self) -> list[Boot]:
         """The boots in the file, the one recorded last at the end."""
-        rows = query(
-            self._database,
-            self.path,
+        return self._database.read(
+            _boot,
             "SELECT b.* FROM boot b"
             " JOIN session s ON s.boot = b.id GROUP BY b.id ORDER BY max(s.id)",
         )
-        return [
-            Boot(row, boot_id, host, release, build_id, _address(text), _nodes(*nodes))
-            for row, boot_id, host, release, build_id, text, *nodes in rows
-        ]
 
     def recorded(self, boot: Boot) -> BootHistory:
         """Everything recorded in one boot."""
-        return BootHistory(self._database, self.path, boot)
-
-
-def _address(value: object) -> int | None:
-    """An address that may be missing; a damaged file can have anything there."""
-    return unsigned(value) if isinstance(value, int) else None
-
-
-def _nodes(nodes: object = 1, *_: object) -> int:
-    """A number of NUMA nodes that a kernel can have (MAX_NUMNODES in linux/numa.h).
-
-    A file of a later format may have more columns.
-    """
-    return max(1, min(nodes, _MOST_NODES)) if isinstance(nodes, int) else 1
+        return BootHistory(self._database, boot)

@@ -29,8 +29,10 @@ from ksym_plugin.timeline.symbols import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
 APPLICATION_ID = 0x6B73796D
 FORMAT = 3
@@ -111,13 +113,50 @@ _LONGEST = 1 << 28
 _WRAP = 1 << 64
 
 
+class Database(sqlite3.Connection):
+    """A history that is open. What a damaged file or row leads to is a HistoryError."""
+
+    path: str
+
+    def read(self, convert: Callable[..., T], statement: str, *values: object) -> list[T]:
+        """All rows of a statement, each as ``convert`` makes it of its columns."""
+        try:
+            return [convert(*row) for row in self.execute(statement, values)]
+        except (sqlite3.DatabaseError, TypeError, ValueError, OverflowError) as error:
+            raise damaged(self.path, error) from error
+
+    def first(self, convert: Callable[..., T], statement: str, *values: object) -> T | None:
+        """The same of the first row; None if there is none."""
+        rows = self.read(convert, statement, *values)
+        return rows[0] if rows else None
+
+
+def integer(value: object) -> int:
+    """A value of a row. ValueError if it is no integer: SQLite's columns hold anything."""
+    if not isinstance(value, int):
+        raise ValueError(f"{value!r:.60} stands where a number belongs")
+    return value
+
+
+def optional(value: object) -> int | None:
+    """The same of a value that may be missing."""
+    return None if value is None else integer(value)
+
+
+def blob(value: object) -> bytes:
+    """The same of bytes."""
+    if not isinstance(value, bytes):
+        raise ValueError(f"{value!r:.60} stands where bytes belong")
+    return value
+
+
 def lifetime_of(row: tuple[Any, ...]) -> Lifetime:
-    """The lifetime in a row of COLUMNS. TypeError, IndexError or ValueError if it can be none."""
+    """The lifetime in a row of COLUMNS. ValueError or TypeError if it can be none."""
     (number, start, size, name, kind, open_ended, loaded, loading, unloaded, unloading) = row[:10]
     prog_id, pid, comm, module = row[10:]
     numbers = (start, size, kind, loaded, loading, prog_id or 0, unloaded or 0, unloading or 0)
     is_sound = {*map(type, numbers)} == {int} and isinstance(name, str)
-    if not is_sound or kind < 0 or not 0 < size <= _LONGEST:
+    if not is_sound or not 0 <= kind < len(KINDS) or not 0 < size <= _LONGEST:
         raise ValueError(f"{name!r:.60} of {size!r:.60} bytes is no symbol")
     kind = KINDS[kind]
     start = unsigned(start)
@@ -133,22 +172,6 @@ def lifetime_of(row: tuple[Any, ...]) -> Lifetime:
     return lifetime
 
 
-def integer(value: object) -> int:
-    """A value of a row. ValueError if it is no integer: SQLite's columns hold anything."""
-    if not isinstance(value, int):
-        raise ValueError(f"{value!r:.60} stands where a number belongs")
-    return value
-
-
-@contextlib.contextmanager
-def reading(path: str) -> Iterator[None]:
-    """What a damaged row leads to is a HistoryError."""
-    try:
-        yield
-    except (TypeError, ValueError, IndexError, OverflowError) as error:
-        raise damaged(path, error) from error
-
-
 def signed(address: int) -> int:
     """An address as a signed 64-bit integer; order is the same within each half."""
     return address - _WRAP if address >= _SIGN else address
@@ -159,14 +182,6 @@ def unsigned(value: int) -> int:
     return value + _WRAP if value < 0 else value
 
 
-def query(database: sqlite3.Connection, path: str, statement: str, *values: object) -> list[Any]:
-    """All rows of a statement; a damaged file is a HistoryError."""
-    try:
-        return database.execute(statement, values).fetchall()
-    except sqlite3.DatabaseError as error:
-        raise damaged(path, error) from error
-
-
 def damaged(path: str, error: object) -> HistoryError:
     """The error for a file that is damaged behind a sound header."""
     return HistoryError(
@@ -175,29 +190,35 @@ def damaged(path: str, error: object) -> HistoryError:
     )
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
-    """An opener that does not wait for a writer where the path is a pipe's."""
-    return os.open(path, flags | os.O_NONBLOCK)
+def _header(path: str) -> bytes:
+    """The SQLite header (sqlite.org/fileformat.html); empty if there is no file.
 
-
-def check_format(path: str) -> bool:
-    """Whether the file holds a history of this format; False if it is absent or empty.
-
-    Reads the SQLite header alone (sqlite.org/fileformat.html), so that nothing foreign
-    is ever opened, let alone altered. Raises HistoryError for anything else.
+    HistoryError if it cannot be read.
     """
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
+        # The path may be a pipe's that nobody ever writes to.
+        with open(
+            path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
+        ) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise HistoryError(f"{path} is no regular file", "name another one")
-            header = file.read(100)
+            return file.read(100)
     except FileNotFoundError:
-        return False
+        return b""
     except OSError as error:
         raise HistoryError(
             f"{path} cannot be read ({error.strerror})",
             "name a history you may read with -H; one recorded by root is root's alone",
         ) from error
+
+
+def check_format(path: str) -> bool:
+    """Whether the file holds a history of this format; False if it is absent or empty.
+
+    HistoryError for anything else, by the header alone: nothing foreign is ever opened as a
+    database, let alone altered.
+    """
+    header = _header(path)
     if not header:
         return False
     application = int.from_bytes(header[68:72], "big")
@@ -212,52 +233,34 @@ def check_format(path: str) -> bool:
     return True
 
 
-def connect_read_only(path: str) -> sqlite3.Connection:
+def open_read_only(path: str) -> Database:
     """Open without writing; a file left by a closed writer needs no write access at all."""
     if not os.path.exists(path):
         raise HistoryError(f"there is no history {path}", "make one with: ksym record -o " + path)
-    address = "file:" + _quoted(os.path.abspath(path)) + "?mode=ro"
-    if _lacks_wal(path):
+    quoted = os.path.abspath(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    address = f"file:{quoted}?mode=ro"
+    # To read a file in WAL mode that has no -wal file, as a copy of one that was being written,
+    # SQLite would make that file, or fail where it cannot. Nobody is writing it then.
+    if _header(path)[18:20] == b"\2\2" and not os.path.exists(path + "-wal"):
         address += "&immutable=1"
+    database = None
     try:
-        database = sqlite3.connect(address, uri=True, isolation_level=None)
-    except sqlite3.Error as error:
-        raise damaged(path, error) from error
-    try:
+        database = sqlite3.connect(address, uri=True, isolation_level=None, factory=Database)
+        database.path = path
         database.execute("SELECT count(*) FROM boot")
     except sqlite3.Error as error:
-        database.close()
+        if database is not None:
+            database.close()
         raise damaged(path, error) from error
     return database
 
 
-def _lacks_wal(path: str) -> bool:
-    """Whether SQLite would make a -wal file just to read, or fail where it cannot.
-
-    It does so for a file in WAL mode (bytes 18 and 19 of its header) without a -wal file.
-    A copy of a file that was being written is such a file. Nobody is writing it then.
-    """
-    try:
-        with open(path, "rb") as file:
-            modes = file.read(20)[18:]
-    except OSError:
-        return False
-    return modes == b"\2\2" and not os.path.exists(path + "-wal")
-
-
 def check_sound(path: str) -> None:
     """Read the whole file once, before anything is written to it. HistoryError if damaged."""
-    database = connect_read_only(path)
-    try:
-        ((found, *_), *_) = query(database, path, "PRAGMA quick_check(1)")
-    finally:
-        database.close()
+    with contextlib.closing(open_read_only(path)) as database:
+        (found,) = database.read(str, "PRAGMA quick_check(1)")
     if found != "ok":
         raise damaged(path, found)
-
-
-def _quoted(path: str) -> str:
-    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
 def start_of(pid: int) -> int:

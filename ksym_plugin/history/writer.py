@@ -20,17 +20,18 @@ from ksym_plugin.history.schema import (
     KINDS,
     PAGE_SHIFT,
     SCHEMA,
+    Database,
     check_format,
     check_sound,
     damaged,
+    integer,
     is_running,
-    lifetime_of,
     signed,
     start_of,
 )
 from ksym_plugin.kernel import identity
 from ksym_plugin.timeline.errors import HistoryError
-from ksym_plugin.timeline.symbols import BPF_MODULE, MODULE
+from ksym_plugin.timeline.symbols import BPF_MODULE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ksym_plugin.kernel.clocks import Instant
-    from ksym_plugin.timeline.packed import PackedFunctions
     from ksym_plugin.timeline.program import ProgramDetails
     from ksym_plugin.timeline.symbols import Lifetime, Loss
 
@@ -49,9 +49,9 @@ _UPDATE = (
 )
 
 #: A later report may have a higher end.
-_WIDEN = (
-    "INSERT INTO span SELECT ?, ?"
-    " WHERE NOT EXISTS (SELECT 1 FROM span WHERE page = ? AND lifetime = ?)"
+_SPAN = (
+    "INSERT INTO span SELECT ?1, ?2"
+    " WHERE NOT EXISTS (SELECT 1 FROM span WHERE page = ?1 AND lifetime = ?2)"
 )
 
 
@@ -67,7 +67,6 @@ class HistoryWriter:
     def __init__(self, path: str, source: str, started: int, text_start: int | None) -> None:
         self.path = path
         if check_format(path):
-            # A damaged file is found out before anything is written to it.
             check_sound(path)
         else:
             _make_private(path)
@@ -75,16 +74,18 @@ class HistoryWriter:
         self._programs: list[ProgramDetails] = []
         self._file = _identity(path)
         try:
-            self._database = sqlite3.connect(path, isolation_level=None, timeout=5)
+            self._database = sqlite3.connect(
+                path, isolation_level=None, timeout=5, factory=Database
+            )
         except sqlite3.Error as error:
             raise _unwritable(path, error) from error
+        self._database.path = path
         try:
             self._begin(source, started, text_start)
-        except sqlite3.Error as error:
+        except BaseException as error:
             self._database.close()
-            raise _unwritable(path, error) from error
-        except BaseException:
-            self._database.close()
+            if isinstance(error, sqlite3.Error):
+                raise _unwritable(path, error) from error
             raise
 
     def _begin(self, source: str, started: int, text_start: int | None) -> None:
@@ -98,21 +99,11 @@ class HistoryWriter:
         for statement in INDEXES:
             database.execute(statement)
         self.boot = self._boot_row(text_start)
-        (before,) = database.execute(
-            "SELECT max(covered) FROM session WHERE boot = ?", (self.boot,)
-        ).fetchone()
-        self.covered_before: int = before or 0
-        self.earlier = [
-            lifetime_of(row)
-            for row in database.execute(
-                f"SELECT {COLUMNS} FROM lifetime WHERE boot = ? AND unloaded IS NULL", (self.boot,)
-            )
-        ]
-        functions = details.Functions(database, self.path)
-        for lifetime in self.earlier:
-            if lifetime.symbol.kind == MODULE:
-                lifetime.functions = functions.of(lifetime)
-        (self._last_row,) = database.execute("SELECT coalesce(max(id), 0) FROM lifetime").fetchone()
+        (self.covered_before,) = database.read(
+            integer, "SELECT coalesce(max(covered), 0) FROM session WHERE boot = ?", self.boot
+        )
+        self.earlier = details.Lifetimes(database).read("boot = ? AND unloaded IS NULL", self.boot)
+        (self._last_row,) = database.read(integer, "SELECT coalesce(max(id), 0) FROM lifetime")
         pid = os.getpid()
         self._session = database.execute(
             "INSERT INTO session (boot, source, started, covered, writer_pid, writer_start)"
@@ -126,7 +117,7 @@ class HistoryWriter:
             "SELECT writer_pid, writer_start FROM session JOIN boot ON boot.id = boot"
             " WHERE NOT closed AND boot_id = ?",
             (identity.boot_id() or "",),
-        ).fetchall()
+        )
         for pid, started in open_sessions:
             if is_running(pid, started):
                 raise HistoryError(
@@ -135,25 +126,19 @@ class HistoryWriter:
                 )
 
     def _boot_row(self, text_start: int | None) -> int:
-        values = (identity.boot_id() or "", identity.hostname())
         with contextlib.suppress(sqlite3.OperationalError):  # The column is there.
             self._database.execute(ADD_NODES)
+        boot = (identity.boot_id() or "", identity.hostname())
+        start = None if text_start is None else signed(text_start)
         self._database.execute(
             "INSERT INTO boot (boot_id, host, release, build_id, text_start, nodes)"
             " VALUES (?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (boot_id, host) DO UPDATE SET nodes = excluded.nodes",
-            (
-                *values,
-                identity.release(),
-                identity.build_id(),
-                None if text_start is None else signed(text_start),
-                identity.possible_nodes(),
-            ),
+            (*boot, identity.release(), identity.build_id(), start, identity.possible_nodes()),
         )
-        (row,) = self._database.execute(
-            "SELECT id FROM boot WHERE boot_id = ? AND host = ?", values
-        ).fetchone()
-        return int(row)
+        select = "SELECT id FROM boot WHERE boot_id = ? AND host = ?"
+        (row,) = self._database.read(integer, select, *boot)
+        return row
 
     def cover_from(self, started: int) -> None:
         """Have the session cover the time from ``started`` on only."""
@@ -205,59 +190,33 @@ class HistoryWriter:
 
     def commit(self, covered: int) -> None:
         """Write what was noted; all changes before ``covered`` must have been noted."""
-        self._refuse_other_file()
-        new: list[tuple[object, ...]] = []
-        changed: list[tuple[object, ...]] = []
-        spans: list[tuple[int, int]] = []
-        further: list[tuple[int, int]] = []
-        modules: list[tuple[int, PackedFunctions]] = []
-        last_row = self._last_row
-        for lifetime in self._dirty.values():
-            if lifetime.row:
-                changed.append((*_values(lifetime), lifetime.row))
-                further += _spans(lifetime, lifetime.row)
-                continue
-            last_row += 1
-            new.append((self.boot, last_row, signed(lifetime.symbol.start), *_values(lifetime)))
-            spans += _spans(lifetime, last_row)
-            if lifetime.functions is not None:
-                modules.append((last_row, lifetime.functions))
-        with self._transaction() as database:
-            if new:
-                database.executemany(_INSERT, new)
-            if spans:
-                database.executemany("INSERT INTO span VALUES (?, ?)", spans)
-            if changed:
-                database.executemany(_UPDATE, changed)
-            if further:
-                database.executemany(_WIDEN, [span * 2 for span in further])
-            if modules:
-                details.write_functions(database, modules)
-            if self._programs:
-                details.write_program(database, self.boot, self._programs)
-            database.execute(
-                "UPDATE session SET covered = max(covered, ?) WHERE id = ?",
-                (covered, self._session),
-            )
-        self._number_rows()
-        self._last_row = last_row
-        self._dirty.clear()
-        self._programs.clear()
-
-    def _refuse_other_file(self) -> None:
-        """HistoryError if the file was moved away or replaced: what is written would be lost."""
         if _identity(self.path) != self._file:
+            # What is written would be lost.
             raise HistoryError(
                 f"{self.path} was moved, deleted or replaced while it was being written",
                 "start recording anew",
             )
-
-    def _number_rows(self) -> None:
-        row = self._last_row
-        for lifetime in self._dirty.values():
-            if not lifetime.row:
-                row += 1
-                lifetime.row = row
+        noted = self._dirty.values()
+        new = list(enumerate((one for one in noted if not one.row), self._last_row + 1))
+        changed = [(one.row, one) for one in noted if one.row]
+        spans = [span for row, one in (*new, *changed) for span in _spans(one, row)]
+        modules = [(row, one.functions) for row, one in new if one.functions is not None]
+        with self._transaction() as database:
+            database.executemany(
+                _INSERT,
+                [(self.boot, row, signed(one.symbol.start), *_values(one)) for row, one in new],
+            )
+            database.executemany(_UPDATE, [(*_values(one), row) for row, one in changed])
+            database.executemany(_SPAN, spans)
+            details.write_functions(database, modules)
+            details.write_programs(database, self.boot, self._programs)
+            self._execute(
+                "UPDATE session SET covered = max(covered, ?) WHERE id = ?", covered, self._session
+            )
+        for row, lifetime in new:
+            lifetime.row = self._last_row = row
+        self._dirty.clear()
+        self._programs.clear()
 
     def forget(self, before: int) -> None:
         """Forget what ended before ``before`` in this boot: it is no longer covered."""
@@ -323,7 +282,7 @@ class HistoryWriter:
             self._database.close()
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[Database]:
         """All of it or nothing, whatever goes wrong and even if this process dies."""
         self._execute("BEGIN IMMEDIATE")
         try:

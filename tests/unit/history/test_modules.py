@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ksym_plugin.history.reader import BootHistory, History
-from ksym_plugin.history.schema import query
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
@@ -72,7 +71,7 @@ def said(found: Frame | Reason) -> object:
 
 def count(path: str, table: str) -> int:
     with sqlite3.connect(path) as database:
-        ((rows,),) = query(database, path, f"SELECT count(*) FROM {table}")
+        ((rows,),) = database.execute(f"SELECT count(*) FROM {table}")
     database.close()
     return int(rows)
 
