@@ -75,13 +75,15 @@ def write_programs(database: sqlite3.Connection, boot: int, programs: list[Progr
 
 
 def write_functions(
-    database: sqlite3.Connection, modules: Iterable[tuple[int, PackedFunctions]]
+    database: sqlite3.Connection, lifetimes: Iterable[tuple[int, Lifetime]]
 ) -> None:
-    """Write the functions of lifetimes, which are given by row."""
-    for row, functions in modules:
-        digest = functions.digest
-        database.execute(_FUNCTION_TABLE, (digest, functions.data))
-        database.execute(_MODULE, (row, digest))
+    """Write the functions of modules among lifetimes, each of which is given with its row."""
+    for row, lifetime in lifetimes:
+        functions = lifetime.functions
+        if functions is not None:
+            digest = functions.digest
+            database.execute(_FUNCTION_TABLE, (digest, functions.data))
+            database.execute(_MODULE, (row, digest))
 
 
 def forget_orphans(database: sqlite3.Connection) -> None:

@@ -42,16 +42,11 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.program import ProgramDetails
     from ksym_plugin.timeline.symbols import Lifetime, Loss
 
-_INSERT = f"INSERT INTO lifetime (boot, {COLUMNS}) VALUES ({', '.join('?' * 15)})"
-_UPDATE = (
-    "UPDATE lifetime SET size = ?, name = ?, kind = ?, open_ended = ?, loaded = ?, loading = ?,"
-    " unloaded = ?, unloading = ?, prog_id = ?, pid = ?, comm = ?, module = ? WHERE id = ?"
-)
-
+_WRITE = f"INSERT OR REPLACE INTO lifetime (boot, {COLUMNS}) VALUES ({', '.join('?' * 15)})"
 #: A later report may have a higher end.
 _SPAN = (
-    "INSERT INTO span SELECT ?1, ?2"
-    " WHERE NOT EXISTS (SELECT 1 FROM span WHERE page = ?1 AND lifetime = ?2)"
+    "INSERT INTO span SELECT ?, ?"
+    " WHERE NOT EXISTS (SELECT 1 FROM span WHERE page = ? AND lifetime = ?)"
 )
 
 
@@ -73,20 +68,16 @@ class HistoryWriter:
         self._dirty: dict[int, Lifetime] = {}
         self._programs: list[ProgramDetails] = []
         self._file = _identity(path)
-        try:
+        with _writable(path):
             self._database = sqlite3.connect(
                 path, isolation_level=None, timeout=5, factory=Database
             )
-        except sqlite3.Error as error:
-            raise _unwritable(path, error) from error
-        self._database.path = path
-        try:
-            self._begin(source, started, text_start)
-        except BaseException as error:
-            self._database.close()
-            if isinstance(error, sqlite3.Error):
-                raise _unwritable(path, error) from error
-            raise
+            self._database.path = path
+            try:
+                self._begin(source, started, text_start)
+            except BaseException:
+                self._database.close()
+                raise
 
     def _begin(self, source: str, started: int, text_start: int | None) -> None:
         database = self._database
@@ -168,25 +159,14 @@ class HistoryWriter:
 
     def lost(self, loss: Loss) -> None:
         """Write a gap at once: it must be known even if this process dies before a resync."""
-        self._execute(
-            "INSERT INTO gap (boot, since, until, count, cause) VALUES (?, ?, ?, ?, ?)",
-            self.boot,
-            loss.since,
-            loss.until,
-            loss.count,
-            loss.cause,
-        )
+        values = (loss.since, loss.until, loss.count, loss.cause)
+        insert = "INSERT INTO gap (boot, since, until, count, cause) VALUES (?, ?, ?, ?, ?)"
+        self._execute(insert, self.boot, *values)
 
     def tick(self, instant: Instant) -> None:
         """Keep a reading of all clocks."""
-        self._execute(
-            "INSERT INTO instant VALUES (?, ?, ?, ?, ?)",
-            self._session,
-            instant.monotonic,
-            instant.boottime,
-            instant.realtime,
-            instant.perf,
-        )
+        clocks = (instant.monotonic, instant.boottime, instant.realtime, instant.perf)
+        self._execute("INSERT INTO instant VALUES (?, ?, ?, ?, ?)", self._session, *clocks)
 
     def commit(self, covered: int) -> None:
         """Write what was noted; all changes before ``covered`` must have been noted."""
@@ -196,48 +176,40 @@ class HistoryWriter:
                 f"{self.path} was moved, deleted or replaced while it was being written",
                 "start recording anew",
             )
-        noted = self._dirty.values()
-        new = list(enumerate((one for one in noted if not one.row), self._last_row + 1))
-        changed = [(one.row, one) for one in noted if one.row]
-        spans = [span for row, one in (*new, *changed) for span in _spans(one, row)]
-        modules = [(row, one.functions) for row, one in new if one.functions is not None]
+        last_row = self._last_row
+        noted = []
+        for lifetime in self._dirty.values():
+            last_row += not lifetime.row
+            noted.append((lifetime.row or last_row, lifetime))
         with self._transaction() as database:
-            database.executemany(
-                _INSERT,
-                [(self.boot, row, signed(one.symbol.start), *_values(one)) for row, one in new],
-            )
-            database.executemany(_UPDATE, [(*_values(one), row) for row, one in changed])
+            database.executemany(_WRITE, [(self.boot, row, *_values(life)) for row, life in noted])
+            spans = [span * 2 for row, life in noted for span in _spans(life, row)]
             database.executemany(_SPAN, spans)
-            details.write_functions(database, modules)
+            details.write_functions(database, noted)
             details.write_programs(database, self.boot, self._programs)
-            self._execute(
-                "UPDATE session SET covered = max(covered, ?) WHERE id = ?", covered, self._session
-            )
-        for row, lifetime in new:
-            lifetime.row = self._last_row = row
+            update = "UPDATE session SET covered = max(covered, ?) WHERE id = ?"
+            database.execute(update, (covered, self._session))
+        self._last_row = last_row
+        for row, lifetime in noted:
+            lifetime.row = row
         self._dirty.clear()
         self._programs.clear()
 
     def forget(self, before: int) -> None:
         """Forget what ended before ``before`` in this boot: it is no longer covered."""
-        with self._transaction() as database:
-            self._execute("DELETE FROM lifetime WHERE boot = ? AND unloaded < ?", self.boot, before)
-            self._execute("DELETE FROM gap WHERE boot = ? AND until < ?", self.boot, before)
-            self._execute(
-                "UPDATE session SET started = min(covered, max(started, ?)) WHERE boot = ?",
-                before,
-                self.boot,
-            )
-            details.forget_orphans(database)
-            # The last instant before stays: times up to the next one need both.
-            self._execute(
-                "DELETE FROM instant WHERE session IN (SELECT id FROM session WHERE boot = ?)"
-                " AND monotonic < (SELECT max(monotonic) FROM instant i JOIN session s"
-                " ON s.id = i.session WHERE s.boot = ? AND i.monotonic <= ?)",
-                self.boot,
-                self.boot,
-                before,
-            )
+        # The last instant before stays: times up to the next one need both.
+        instants = (
+            "DELETE FROM instant WHERE session IN (SELECT id FROM session WHERE boot = :boot)"
+            " AND monotonic < (SELECT max(monotonic) FROM instant i JOIN session s"
+            " ON s.id = i.session WHERE s.boot = :boot AND i.monotonic <= :before)"
+        )
+        statements = (
+            "DELETE FROM lifetime WHERE boot = :boot AND unloaded < :before",
+            "DELETE FROM gap WHERE boot = :boot AND until < :before",
+            "UPDATE session SET started = min(covered, max(started, :before)) WHERE boot = :boot",
+            instants,
+        )
+        self._forget(statements, boot=self.boot, before=before)
 
     def shrink(self, most_bytes: int) -> None:
         """Forget the oldest until what is kept fits: earlier boots, then what ended first."""
@@ -254,13 +226,19 @@ class HistoryWriter:
             self.forget(self._execute(quarter, self.boot, count // 4)[0][0] + 1)
 
     def _forget_boot(self, boot: int) -> None:
-        sessions = "(SELECT id FROM session WHERE boot = ?)"
+        statements = (
+            "DELETE FROM lifetime WHERE boot = :boot",
+            "DELETE FROM gap WHERE boot = :boot",
+            "DELETE FROM instant WHERE session IN (SELECT id FROM session WHERE boot = :boot)",
+            "DELETE FROM session WHERE boot = :boot",
+            "DELETE FROM boot WHERE id = :boot",
+        )
+        self._forget(statements, boot=boot)
+
+    def _forget(self, statements: tuple[str, ...], **values: int) -> None:
         with self._transaction() as database:
-            self._execute("DELETE FROM lifetime WHERE boot = ?", boot)
-            self._execute("DELETE FROM gap WHERE boot = ?", boot)
-            self._execute(f"DELETE FROM instant WHERE session IN {sessions}", boot)
-            self._execute("DELETE FROM session WHERE boot = ?", boot)
-            self._execute("DELETE FROM boot WHERE id = ?", boot)
+            for statement in statements:
+                database.execute(statement, values)
             details.forget_orphans(database)
 
     def _used_bytes(self) -> int:
@@ -284,28 +262,26 @@ class HistoryWriter:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Database]:
         """All of it or nothing, whatever goes wrong and even if this process dies."""
-        self._execute("BEGIN IMMEDIATE")
-        try:
-            yield self._database
-            self._execute("COMMIT")
-        except sqlite3.Error as error:
-            raise _unwritable(self.path, error) from error
-        finally:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
+        with _writable(self.path):
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+                self._database.execute("COMMIT")
+            finally:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
 
     def _execute(self, statement: str, *values: object) -> list[Any]:
-        try:
+        with _writable(self.path):
             return self._database.execute(statement, values).fetchall()
-        except sqlite3.Error as error:
-            raise _unwritable(self.path, error) from error
 
 
 def _values(lifetime: Lifetime) -> tuple[object, ...]:
-    """The columns of a lifetime from ``size`` on."""
+    """The columns of a lifetime from ``start`` on."""
     symbol = lifetime.symbol
     unloaded, since = lifetime.unloaded_latest, lifetime.unloaded_earliest
     return (
+        signed(symbol.start),
         symbol.end - symbol.start,
         _text(symbol.name),
         KINDS.index(symbol.kind),
@@ -344,21 +320,23 @@ def _identity(path: str) -> tuple[int, int]:
 def _make_private(path: str) -> None:
     """Make the file with mode 0600 from the start."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.fchmod(fd, 0o600)
-        finally:
-            os.close(fd)
+        with open(path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            os.fchmod(file.fileno(), 0o600)
     except OSError as error:
         raise HistoryError(
             f"{path} cannot be made ({error.strerror})", "name another file with -o"
         ) from error
 
 
-def _unwritable(path: str, error: sqlite3.Error) -> HistoryError:
-    if isinstance(error, sqlite3.OperationalError):
-        return HistoryError(
+@contextlib.contextmanager
+def _writable(path: str) -> Iterator[None]:
+    """What SQLite refuses to do is a HistoryError."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise HistoryError(
             f"{path} cannot be written ({error})",
             "free some space, or record into another file with -o",
-        )
-    return damaged(path, error)
+        ) from error
+    except sqlite3.Error as error:
+        raise damaged(path, error) from error
