@@ -36,8 +36,6 @@ class Choice:
     ``boot`` is the number that a boot has in the file, or the beginning of its id.
     """
 
-    __slots__ = ("boot", "path")
-
     def __init__(self, path: str | None = None, boot: str | None = None) -> None:
         self.path = path
         self.boot = boot
@@ -80,17 +78,6 @@ class Origin:
     can be on; empty where samples have none. ``this_boot_only`` says that the data is of no use
     to any other boot.
     """
-
-    __slots__ = (
-        "build_id",
-        "core",
-        "data",
-        "host",
-        "release",
-        "text_start",
-        "this_boot_only",
-        "times",
-    )
 
     def __init__(
         self,
@@ -178,8 +165,8 @@ def running_boot() -> Boot:
 
 def preferred(boots: list[Boot]) -> Boot | None:
     """This system's boot, else the newest; None if there is none."""
-    of_this_system = [boot for boot in boots if boot.boot_id == identity.boot_id()]
-    chosen = of_this_system or boots
+    here = identity.boot_id()
+    chosen = [boot for boot in boots if boot.boot_id == here] or boots
     return chosen[-1] if chosen else None
 
 
@@ -239,17 +226,22 @@ def _choose(history: History, boots: list[Boot], origin: Origin | None) -> Boot:
     fitting = boots if origin is None else _fitting(history, boots, origin)
     if origin is None or origin.times == {}:
         chosen = preferred(fitting)
+    elif len({boot.boot_id for boot in fitting}) > 1:
+        raise HistoryError(
+            f"{history.path} has several boots that this {origin.data} can be from:"
+            f" {_listed(fitting)}",
+            "choose one with --boot NUMBER",
+        )
     else:
         chosen = fitting[-1] if fitting else None
-        if len({boot.boot_id for boot in fitting}) > 1:
-            raise HistoryError(
-                f"{history.path} has several boots that this {origin.data} can be from:"
-                f" {_listed(fitting)}",
-                "choose one with --boot NUMBER",
-            )
-    if chosen is None:
-        raise _no_boot(history.path, origin)
-    return chosen
+    if chosen is not None:
+        return chosen
+    if origin is None:
+        raise HistoryError(f"{history.path} holds nothing yet", "record into it with: ksym record")
+    raise HistoryError(
+        f"{history.path} has no record of the kernel this {origin.data} is from",
+        "name the history that was recorded beside it with -H",
+    )
 
 
 def _fitting(history: History, boots: list[Boot], origin: Origin) -> list[Boot]:
@@ -271,12 +263,3 @@ def _listed(boots: list[Boot]) -> str:
     listed = [f"{boot.row} ({describe(boot)})" for boot in boots[-_MOST_LISTED:]]
     more = len(boots) - len(listed)
     return ", ".join(listed) + (f", and {more} older" if more else "")
-
-
-def _no_boot(path: str, origin: Origin | None) -> HistoryError:
-    if origin is None:
-        return HistoryError(f"{path} holds nothing yet", "record into it with: ksym record")
-    return HistoryError(
-        f"{path} has no record of the kernel this {origin.data} is from",
-        "name the history that was recorded beside it with -H",
-    )

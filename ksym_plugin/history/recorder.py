@@ -77,22 +77,21 @@ class Recorder:
 
     def run(self, until: int | None, stop_fd: int) -> None:
         """Record until CLOCK_MONOTONIC ns ``until``, or until ``stop_fd`` is readable."""
-        poller = select.poll()
-        poller.register(stop_fd, select.POLLIN)
-        if self._source.fileno() >= 0:
-            poller.register(self._source.fileno(), select.POLLIN)
-        watched: set[int] = set()
         while True:
-            watched = self._watch(poller, watched)
             now = self._now()
             if until is not None and now >= until:
                 return
-            ready = poller.poll(self.wait_ms(now, until))
+            # Details and modules may have no descriptor any more.
+            sides = (self._source, self._details, self._modules)
+            poller = select.poll()
+            for fd in (stop_fd, *(side.fileno() for side in sides if side is not None)):
+                if fd >= 0:
+                    poller.register(fd, select.POLLIN)
+            ready = {fd for fd, _ in poller.poll(self.wait_ms(now, until))}
             self.step()
-            descriptors = {fd for fd, _ in ready}
-            if self._modules is not None and self._modules.fileno() in descriptors:
+            if self._modules is not None and self._modules.fileno() in ready:
                 self._follow_modules()
-            if stop_fd in descriptors:
+            if stop_fd in ready:
                 return
 
     def step(self) -> None:
@@ -108,8 +107,7 @@ class Recorder:
             self._cover()
         if before - self._ticked >= CLOCK_SPAN:
             self._tick(before)
-        due = _BATCH_SPAN if self._writer.pending else HEARTBEAT
-        if before - self._committed >= due:
+        if before >= self._commit_due():
             self._commit()
             self._committed = before
             self.tracker.forget(before)
@@ -133,14 +131,17 @@ class Recorder:
 
     def wait_ms(self, now: int, until: int | None) -> int:
         """How long to wait for the source at most."""
-        due = self._committed + (_BATCH_SPAN if self._writer.pending else HEARTBEAT)
+        due = [self._commit_due()]
         if self._source.interval is not None:
-            due = min(due, now + int(self._source.interval * 1e9))
+            due.append(now + int(self._source.interval * 1e9))
         if self.tracker.lost is not None:
-            due = min(due, self.tracker.resync_after)
+            due.append(self.tracker.resync_after)
         if until is not None:
-            due = min(due, until)
-        return max(0, -(-(due - now) // 1_000_000))
+            due.append(until)
+        return max(0, -(-(min(due) - now) // 1_000_000))
+
+    def _commit_due(self) -> int:
+        return self._committed + (_BATCH_SPAN if self._writer.pending else HEARTBEAT)
 
     def _cover(self) -> None:
         """Move ``covered`` up to what has been read; after a loss only a resync does."""
@@ -176,19 +177,6 @@ class Recorder:
             self._writer.lost(loss)
         for lifetime in update.touched:
             self._writer.note(lifetime)
-
-    def _watch(self, poller: select.poll, watched: set[int]) -> set[int]:
-        """Have ``poller`` watch details and modules for as long as they have a descriptor."""
-        sides = (self._details, self._modules)
-        wanted = {side.fileno() for side in sides if side is not None}
-        if wanted != watched:
-            for fd in watched - wanted:
-                if fd >= 0:
-                    poller.unregister(fd)
-            for fd in wanted - watched:
-                if fd >= 0:
-                    poller.register(fd, select.POLLIN)
-        return wanted
 
     def _learn(self, details: list[ProgramDetails]) -> None:
         for program in details:
