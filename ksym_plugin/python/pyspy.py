@@ -1,13 +1,11 @@
 """What py-spy writes: a speedscope file, and a log that has the times of its samples.
 
-A speedscope file of py-spy has one entry a sample, in the order of time, but no times.
-With ``--threads`` each begins with the frame ``thread (TID): NAME``; with
-``--subprocesses`` there are ``process PID:"COMMAND"`` frames before it. There is a profile
-for each pthread id, and several short-lived threads may have had that id. So the thread is
-the one of the frame; a profile's name counts only where there is no such frame.
-
-Frames are functions, without lines: between two samples the line changes nearly always,
-the function seldom.
+The file has one entry a sample, in the order of time, but no times. With ``--threads`` each
+begins with the frame ``thread (TID): NAME``; with ``--subprocesses`` there are frames
+``process PID:"COMMAND"`` before it. There is a profile for each pthread id, which several
+short-lived threads may have had: so a profile's name counts only where there is no such frame.
+Frames are functions, without lines: between two samples the line changes nearly always, the
+function seldom.
 
 Under ``RUST_LOG=py_spy=info,remoteprocess=debug`` py-spy logs when it stops each thread for
 a sample, and when it lets it go::
@@ -25,7 +23,7 @@ import calendar
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ksym_plugin.stacks.names import for_stacks
 from ksym_plugin.timeline.errors import KsymError
@@ -94,17 +92,12 @@ class Profile:
 def load(text: bytes) -> Profile:
     """The samples of a speedscope file that py-spy wrote. KsymError for any other file."""
     try:
-        document: object = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         raise KsymError(
             "the py-spy file is no JSON; the raw format tells no order of time and cannot be used",
             "record with: py-spy record -f speedscope",
         ) from None
-    return parse(document)
-
-
-def parse(document: object) -> Profile:
-    """The same of what is in such a file."""
     try:
         return _Reader(document).profile
     except (KeyError, TypeError, IndexError, AttributeError, ValueError):
@@ -129,14 +122,6 @@ def function_frame(name: str, file: str) -> str:
     return f"py::{name}:{file}"
 
 
-class _Sample(NamedTuple):
-    """A process and a thread, as far as the first frames name them, and the other frames."""
-
-    pid: int | None
-    tid: int | None
-    stack: Stack
-
-
 class _Reader:
     """Reads a document into ``profile``."""
 
@@ -148,7 +133,7 @@ class _Reader:
             _SHARED_OBJECT.search(str(frame.get("file") or "")) for frame in self._table
         )
         self._frames = [self._frame(frame) for frame in self._table]
-        self._parsed: dict[tuple[int, ...], _Sample] = {}
+        self._parsed: dict[tuple[int, ...], tuple[int | None, int | None, Stack]] = {}
         for profile in document["profiles"]:
             self._read(profile["name"], profile["samples"])
 
@@ -165,18 +150,14 @@ class _Reader:
                     raise ValueError(title)
                 pid = pid or (int(named[1]) if named[1] else None)
                 tid = _thread_id(named[2])
-            self._thread(tid, pid, here).samples.append(stack)
+            thread = self.profile.threads.setdefault(tid, Thread(pid))
+            if thread.samples and tid not in here:
+                thread.in_order = False
+            here.add(tid)
+            thread.samples.append(stack)
 
-    def _thread(self, tid: int, pid: int | None, here: set[int]) -> Thread:
-        thread = self.profile.threads.get(tid)
-        if thread is None:
-            thread = self.profile.threads[tid] = Thread(pid)
-        elif tid not in here:
-            thread.in_order = False
-        here.add(tid)
-        return thread
-
-    def _sample(self, numbers: tuple[int, ...]) -> _Sample:
+    def _sample(self, numbers: tuple[int, ...]) -> tuple[int | None, int | None, Stack]:
+        """A process and a thread, as far as the first frames name them, and the other frames."""
         if any(number < 0 for number in numbers):
             raise ValueError(numbers)
         pid: int | None = None
@@ -189,8 +170,8 @@ class _Reader:
             thread = _THREAD.match(name)
             tid = None if thread is None else _thread_id(thread[1])
             rest = numbers[at if thread is None else at + 1 :]
-            return _Sample(pid, tid, Stack(self._frames[n] for n in rest))
-        return _Sample(pid, None, Stack(()))
+            return pid, tid, Stack(self._frames[n] for n in rest)
+        return pid, None, Stack(())
 
     def _frame(self, frame: dict[str, Any]) -> tuple[str, bool]:
         name, file = str(frame["name"]), str(frame.get("file") or "")
@@ -233,16 +214,6 @@ class Log:
     def tids(self) -> set[int]:
         return {tid for _, tid, _ in self.locks}
 
-    def add(self, time: int, message: bytes) -> None:
-        """Take in what py-spy logged at a time."""
-        lock = _LOCK.match(message)
-        if lock is not None:
-            self.locks.append((time, int(lock[2]), lock[1] == b"attached to"))
-        elif message.startswith(_NAMES):
-            self.named.append(time)
-        elif message.startswith(_FAILED):
-            self.errors += 1
-
 
 def parse_log(lines: Iterable[bytes]) -> Log:
     """Read a log; lines that are none of those expected are passed over."""
@@ -250,7 +221,15 @@ def parse_log(lines: Iterable[bytes]) -> Log:
     for line in lines:
         found = _LINE.match(line)
         if found is not None:
-            log.add(_time(found), found[8])
+            message = found[8]
+            lock = _LOCK.match(message)
+            if lock is not None:
+                is_stop = lock[1] == b"attached to"
+                log.locks.append((_time(found), int(lock[2]), is_stop))
+            elif message.startswith(_NAMES):
+                log.named.append(_time(found))
+            elif message.startswith(_FAILED):
+                log.errors += 1
             continue
         setting = _SETTING.match(line)
         if setting is not None:

@@ -2,8 +2,7 @@
 
 The k-th round in which py-spy stopped a thread gave that thread's k-th sample, and the log
 has the time of each round. A sample of perf gets the Python frames of py-spy's samples before
-and after it if those agree. If they differ, it gets the callers that both have, and a frame
-that says so.
+and after it if those agree; else the callers that both have, and a frame that says so.
 
 How often that is right is checked on the samples themselves: each is predicted from its
 neighbours. Something short may still have lain between two that agree. So a leaf is given only
@@ -163,8 +162,10 @@ def _date_process(
     for round in rounds:
         for tid in round.tids:
             times.setdefault(tid, []).append(round.at + shift)
-    last = set(rounds[-1].tids) if rounds else set()
-    mean = (rounds[-1].at - rounds[0].at) / max(1, len(rounds) - 1) if rounds else 0.0
+    last, mean = set(), 0.0
+    if rounds:
+        last = set(rounds[-1].tids)
+        mean = (rounds[-1].at - rounds[0].at) / max(1, len(rounds) - 1)
     samples = {tid: _own(thread.samples) for tid, thread in threads.items()}
     extras = {tid: len(times.get(tid, ())) - len(stacks) for tid, stacks in samples.items()}
     # All threads that lived at the end lack the samples of the rounds that were cut off there.
@@ -232,10 +233,9 @@ class Matcher:
         if around is None:
             return None
         key = (*around, self._check is None or self._check.is_sure(self._dated, around[0], hit))
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = self._between(*key)
-        return found
+        if key not in self._found:
+            self._found[key] = self._between(*key)
+        return self._found[key]
 
     def _between(self, before: int, after: int, is_sure: bool) -> Found:
         dated = self._dated

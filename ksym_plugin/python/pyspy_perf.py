@@ -67,13 +67,10 @@ class Reader(StackReader):
         """The samples of a text that comes in pieces."""
         for piece in pieces:
             self.read(piece)
-            yield from self._taken()
+            yield from self._hits
+            self._hits.clear()
         self.end()
-        yield from self._taken()
-
-    def _taken(self) -> list[Hit]:
-        hits, self._hits = self._hits, []
-        return hits
+        yield from self._hits
 
     def _outside(self, line: bytes) -> None:
         if self._event is not None:

@@ -37,6 +37,10 @@ def document(
     return {"profiles": [profile], "shared": {"frames": frames}, "exporter": "py-spy@0.4.3"}
 
 
+def parse(document: object) -> pyspy.Profile:
+    return pyspy.load(json.dumps(document).encode())
+
+
 def test_command_lines_are_one_frame_each() -> None:
     counts = folded(RAW.splitlines()).by_text()
     (first, _), (second, _) = counts.items()
@@ -52,8 +56,7 @@ def test_command_lines_are_one_frame_each() -> None:
 def test_thread_and_process_are_read_from_a_profile_s_name() -> None:
     title = 'Process 12 Thread 140001 "Main \\"x\\""'
     frames = [frame("<module>", line=None), frame("f")]
-    whole = json.dumps(document(frames, [[0, 1], [0]], title)).encode()
-    ((tid, thread),) = pyspy.load(whole).threads.items()
+    ((tid, thread),) = parse(document(frames, [[0, 1], [0]], title)).threads.items()
     assert (thread.pid, tid) == (12, 140001)
     assert [stack.python for stack in thread.samples] == [
         ("<module> (/x/a.py)", "f (/x/a.py)"),
@@ -72,17 +75,17 @@ def test_thread_and_process_are_read_from_a_profile_s_name() -> None:
 )
 def test_profiles_whose_names_tell_no_thread_of_the_kernel_s(title: str, words: str) -> None:
     with pytest.raises(KsymError, match=words):
-        pyspy.parse(document([frame("f")], [[0]], title))
+        parse(document([frame("f")], [[0]], title))
 
 
 def test_a_thread_s_name_may_hold_quotes() -> None:
-    profile = pyspy.parse(document([frame("f")], [[0]], 'Thread 12 "a "quoted" one"'))
+    profile = parse(document([frame("f")], [[0]], 'Thread 12 "a "quoted" one"'))
     assert [*profile.threads] == [12]
 
 
 def test_the_frame_of_the_thread_is_believed_not_the_profile_s_name() -> None:
     frames = [frame("thread (8): b", "", 0), frame("thread (9): c", "", 0), frame("f")]
-    profile = pyspy.parse(document(frames, [[0, 2], [1, 2], [0]]))
+    profile = parse(document(frames, [[0, 2], [1, 2], [0]]))
     assert {tid: len(thread.samples) for tid, thread in profile.threads.items()} == {8: 2, 9: 1}
     assert profile.threads[8].samples[0].python == ("f (/x/a.py)",)
     assert profile.threads[8].samples[1].python == ()
@@ -95,7 +98,7 @@ def test_processes_are_told_apart_by_the_innermost_frame() -> None:
         frame("thread (3): m", "", 0),
         frame("f"),
     ]
-    profile = pyspy.parse(document(frames, [[0, 1, 2, 3]]))
+    profile = parse(document(frames, [[0, 1, 2, 3]]))
     ((tid, thread),) = profile.threads.items()
     assert (thread.pid, tid) == (2, 3)
     assert thread.samples[0].python == ("f (/x/a.py)",)
@@ -103,29 +106,29 @@ def test_processes_are_told_apart_by_the_innermost_frame() -> None:
 
 def test_old_py_spy_has_threads_without_names() -> None:
     frames = [frame("thread (3)", "", 0), frame("f")]
-    assert [*pyspy.parse(document(frames, [[0, 1]])).threads] == [3]
+    assert [*parse(document(frames, [[0, 1]])).threads] == [3]
 
 
 def test_samples_of_a_thread_in_two_profiles_have_no_order() -> None:
     once = document([frame("thread (3)", "", 0)], [[0]])
     once["profiles"] *= 2
-    assert not pyspy.parse(once).threads[3].in_order
+    assert not parse(once).threads[3].in_order
 
 
 def test_pthread_ids_are_refused() -> None:
     frames = [frame("thread (0x7F04): m", "", 0)]
     with pytest.raises(KsymError, match="pthread"):
-        pyspy.parse(document(frames, [[0]], 'Thread 0x7F04 "m"'))
+        parse(document(frames, [[0]], 'Thread 0x7F04 "m"'))
 
 
 def test_numbers_of_frames_do_not_count_from_the_end() -> None:
     with pytest.raises(KsymError, match="no speedscope file"):
-        pyspy.parse(document([frame("thread (3)", "", 0), frame("f")], [[0, -1]]))
+        parse(document([frame("thread (3)", "", 0), frame("f")], [[0, -1]]))
 
 
 def test_native_frames_are_no_python_frames() -> None:
     frames = [frame("<module>"), frame("os_stat", "/usr/lib/libpython3.11.so.1.0", 0)]
-    (thread,) = pyspy.parse(document(frames, [[0, 1]])).threads.values()
+    (thread,) = parse(document(frames, [[0, 1]])).threads.values()
     assert thread.samples[0].python == ("<module> (/x/a.py)",)
     assert thread.samples[0].frames[1] == ("os_stat", False)
     assert frame_of("os_stat").kind == USER
@@ -154,7 +157,7 @@ json_values = st.recursive(
 @given(json_values)
 def test_any_other_json_is_refused(value: object) -> None:
     with pytest.raises(KsymError):
-        pyspy.parse(value)
+        parse(value)
 
 
 @given(json_values, st.sampled_from(["profiles", "shared", "samples", "name", "frames"]))
@@ -167,7 +170,7 @@ def test_a_part_of_another_shape_is_refused_or_read(value: object, part: str) ->
     else:
         whole["profiles"][0][part] = value
     with contextlib.suppress(KsymError):
-        pyspy.parse(whole)
+        parse(whole)
 
 
 @pytest.mark.parametrize("text", [b"f (a.py:1) 3\n", b"", b"[" * 100_000, b"\xff\xfe"])
