@@ -7,7 +7,7 @@ alike is stored once, as is the function table of modules that are alike.
 from __future__ import annotations
 
 from array import array
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from ksym_plugin.history.schema import COLUMNS, blob, integer, lifetime_of, optional, signed
 from ksym_plugin.timeline.packed import PackedFunctions, portable
@@ -30,10 +30,13 @@ _PROGRAM = (
     "INTO program (boot, prog_id, tag, type, uid, load_time, starts, problem, line_table)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, (SELECT id FROM line_table WHERE digest = ?))"
 )
-_SELECT = (
-    "SELECT tag, type, uid, load_time, starts, problem, line_table"
+_PROGRAM_OF = (
+    "SELECT prog_id, tag, type, uid, load_time, starts, problem, line_table"
     " FROM program WHERE boot = ? AND prog_id = ?"
 )
+_TARGET_OF = "SELECT target FROM trampoline WHERE boot = ? AND key = ?"
+_LINES_OF = "SELECT data FROM line_table WHERE id = ?"
+_FUNCTIONS_OF = "SELECT data FROM function_table WHERE id = ?"
 _NAME = (
     "SELECT name FROM lifetime WHERE boot = ? AND start = ? AND prog_id = ? AND name NOT IN ('', ?)"
 )
@@ -116,9 +119,9 @@ class Programs:
     def __init__(self, database: Database, boot: int) -> None:
         self._database = database
         self._boot = boot
-        self._program = lru_cache(None)(self._read_program)
-        self._target = lru_cache(None)(self._read_target)
-        self._table = lru_cache(_MOST_TABLES)(self._read_table)
+        self._program = lru_cache(None)(partial(database.first, self._made, _PROGRAM_OF, boot))
+        self._target = lru_cache(None)(partial(database.first, str, _TARGET_OF, boot))
+        self._lines = lru_cache(_MOST_TABLES)(partial(database.first, _lines, _LINES_OF))
 
     def clear(self) -> None:
         """Forget what was read: the file is being written."""
@@ -151,38 +154,31 @@ class Programs:
         start = lifetime.symbol.start
         if program is None or program.table is None or start not in program.starts:
             return None
-        return self._table(program.table).find(program.starts.index(start), offset)
+        lines = self._lines(program.table)
+        return None if lines is None else lines.find(program.starts.index(start), offset)
 
-    def _read_program(self, number: int) -> RecordedProgram | None:
-        def program(*row: Any) -> RecordedProgram:  # noqa: ANN401 - a row holds anything
-            tag, kind, uid, load_time, packed, problem, table = row
-            starts = array("Q")
-            starts.frombytes(blob(packed)[: len(packed) // 8 * 8])
-            starts = portable(starts)
-            name = None
-            if starts:
-                # The kernel lists the main function first (bpf_prog_get_info_by_fd).
-                main = signed(starts[0])
-                name = self._database.first(str, _NAME, self._boot, main, number, UNNAMED_BPF)
-            numbers = (integer(kind), integer(uid), integer(load_time))
-            return RecordedProgram(
-                blob(tag).hex(),
-                *numbers,
-                starts.tolist(),
-                str(problem or ""),
-                optional(table),
-                name,
-            )
+    def _made(self, number: int, *row: Any) -> RecordedProgram:  # noqa: ANN401 - rows hold anything
+        tag, kind, uid, load_time, packed, problem, table = row
+        starts = array("Q")
+        starts.frombytes(blob(packed)[: len(packed) // 8 * 8])
+        starts = portable(starts)
+        name = None
+        if starts:
+            # The kernel lists the main function first (bpf_prog_get_info_by_fd).
+            main = signed(starts[0])
+            name = self._database.first(str, _NAME, self._boot, main, number, UNNAMED_BPF)
+        numbers = (integer(kind), integer(uid), integer(load_time))
+        return RecordedProgram(
+            blob(tag).hex(), *numbers, starts.tolist(), str(problem or ""), optional(table), name
+        )
 
-        return self._database.first(program, _SELECT, self._boot, number)
 
-    def _read_target(self, key: int) -> str | None:
-        select = "SELECT target FROM trampoline WHERE boot = ? AND key = ?"
-        return self._database.first(str, select, self._boot, key)
+def _lines(data: object) -> LineTable:
+    return unpack_lines(blob(data))
 
-    def _read_table(self, number: int) -> LineTable:
-        data = self._database.first(blob, "SELECT data FROM line_table WHERE id = ?", number)
-        return unpack_lines(data or b"")
+
+def _functions(data: object) -> PackedFunctions:
+    return PackedFunctions(blob(data))
 
 
 class Lifetimes:
@@ -190,7 +186,9 @@ class Lifetimes:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._functions = lru_cache(_MOST_TABLES)(self._read_functions)
+        self._functions = lru_cache(_MOST_TABLES)(
+            partial(database.first, _functions, _FUNCTIONS_OF)
+        )
 
     def read(self, where: str, *values: object) -> list[Lifetime]:
         """Those of a condition, which may go on to say their order."""
@@ -206,7 +204,3 @@ class Lifetimes:
             table = self._database.first(integer, select, lifetime.row)
             lifetime.functions = None if table is None else self._functions(table)
         return lifetime
-
-    def _read_functions(self, table: int) -> PackedFunctions:
-        select = "SELECT data FROM function_table WHERE id = ?"
-        return PackedFunctions(self._database.first(blob, select, table) or b"")

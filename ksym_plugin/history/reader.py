@@ -391,8 +391,8 @@ class BootHistory:
     @cached_property
     def _ids(self) -> tuple[int, int]:
         """The first and the last row of this boot; there are other boots' between them."""
-        select = "SELECT min(id), max(id), 0 FROM lifetime WHERE boot = ?"
-        ((first, last, _),) = self._read(_bounds, select)
+        select = "SELECT min(id), max(id) FROM lifetime WHERE boot = ?"
+        ((first, last),) = self._read(_bounds, select)
         return first, _FOREVER if any(session.writing for session in self.sessions) else last
 
     def _times_uncovered(self) -> list[tuple[int, int]]:

@@ -12,20 +12,7 @@ import sqlite3
 import stat
 
 from ksym_plugin.timeline.errors import HistoryError
-from ksym_plugin.timeline.symbols import (
-    BPF_DISPATCHER,
-    BPF_MODULE,
-    BPF_PROG,
-    BPF_STRUCT_OPS,
-    BPF_TRAMPOLINE,
-    KERNEL,
-    MODULE,
-    OOL,
-    OTHER_BPF,
-    Lifetime,
-    Load,
-    Symbol,
-)
+from ksym_plugin.timeline.symbols import BPF_MODULE, KERNEL, MODULE, OOL, Lifetime, Load, Symbol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,17 +25,8 @@ APPLICATION_ID = 0x6B73796D
 FORMAT = 3
 #: How often a recorder at work commits at the least, in ns.
 HEARTBEAT = 1_000_000_000
-#: The code of a kind in the file is its index here: only ever append.
-KINDS = (
-    KERNEL,
-    MODULE,
-    BPF_PROG,
-    BPF_TRAMPOLINE,
-    BPF_DISPATCHER,
-    BPF_STRUCT_OPS,
-    OTHER_BPF,
-    OOL,
-)
+#: The code of a kind of symbols in the file is its index here: only ever append.
+KINDS = "kernel module bpf_prog bpf_trampoline bpf_dispatcher bpf_struct_ops other_bpf ool".split()
 PAGE_SHIFT = 12
 
 SCHEMA = f"""
@@ -133,9 +111,9 @@ class Database(sqlite3.Connection):
 
 def integer(value: object) -> int:
     """A value of a row. ValueError if it is no integer: SQLite's columns hold anything."""
-    if not isinstance(value, int):
-        raise ValueError(f"{value!r:.60} stands where a number belongs")
-    return value
+    if isinstance(value, int):
+        return value
+    raise ValueError(f"{value!r:.60} stands where a number belongs")
 
 
 def optional(value: object) -> int | None:
@@ -145,14 +123,14 @@ def optional(value: object) -> int | None:
 
 def blob(value: object) -> bytes:
     """The same of bytes."""
-    if not isinstance(value, bytes):
-        raise ValueError(f"{value!r:.60} stands where bytes belong")
-    return value
+    if isinstance(value, bytes):
+        return value
+    raise ValueError(f"{value!r:.60} stands where bytes belong")
 
 
 def lifetime_of(row: tuple[Any, ...]) -> Lifetime:
     """The lifetime in a row of COLUMNS. ValueError or TypeError if it can be none."""
-    (number, start, size, name, kind, open_ended, loaded, loading, unloaded, unloading) = row[:10]
+    number, start, size, name, kind, open_ended, loaded, loading, unloaded, unloading = row[:10]
     prog_id, pid, comm, module = row[10:]
     numbers = (start, size, kind, loaded, loading, prog_id or 0, unloaded or 0, unloading or 0)
     is_sound = {*map(type, numbers)} == {int} and isinstance(name, str)
@@ -163,8 +141,8 @@ def lifetime_of(row: tuple[Any, ...]) -> Lifetime:
     if module is None and kind not in (KERNEL, MODULE, OOL):
         module = BPF_MODULE
     symbol = Symbol(start, start + size, name, kind, module)
-    load = Load(symbol, loaded - loading, loaded, prog_id, bool(open_ended), pid, comm)
-    lifetime = Lifetime(load)
+    earliest = loaded - loading
+    lifetime = Lifetime(Load(symbol, earliest, loaded, prog_id, bool(open_ended), pid, comm))
     if unloaded is not None:
         lifetime.unloaded_earliest = unloaded - unloading
         lifetime.unloaded_latest = unloaded
