@@ -428,7 +428,7 @@ def _boot(
     boot_id: object,
     host: object,
     release: object,
-    build_id: str | None,
+    build_id: object,
     text: object,
     nodes: object = 1,
     *_: object,
@@ -437,7 +437,8 @@ def _boot(
     start = unsigned(text) if isinstance(text, int) else None
     # No kernel can have more nodes (MAX_NUMNODES in linux/numa.h).
     count = max(1, min(nodes, _MOST_NODES)) if isinstance(nodes, int) else 1
-    return Boot(row, str(boot_id), str(host), str(release), build_id, start, count)
+    build = build_id if isinstance(build_id, str) else None
+    return Boot(row, str(boot_id), str(host), str(release), build, start, count)
 
 
 class History:

@@ -132,8 +132,10 @@ def lifetime_of(row: tuple[Any, ...]) -> Lifetime:
     """The lifetime in a row of COLUMNS. ValueError or TypeError if it can be none."""
     number, start, size, name, kind, open_ended, loaded, loading, unloaded, unloading = row[:10]
     prog_id, pid, comm, module = row[10:]
-    numbers = (start, size, kind, loaded, loading, prog_id or 0, unloaded or 0, unloading or 0)
-    is_sound = {*map(type, numbers)} == {int} and isinstance(name, str)
+    missing = (prog_id, pid, unloaded, unloading)
+    numbers = (start, size, kind, loaded, loading, *(value or 0 for value in missing))
+    texts = (name, comm or "", module or "")
+    is_sound = {*map(type, numbers)} == {int} and {*map(type, texts)} == {str}
     if not is_sound or not 0 <= kind < len(KINDS) or not 0 < size <= _LONGEST:
         raise ValueError(f"{name!r:.60} of {size!r:.60} bytes is no symbol")
     kind = KINDS[kind]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sqlite3
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: What a column is given, by SQL.
-VALUES = ("'many'", "x'00ff'", "2.5", "9223372036854775807", "-9223372036854775808", "NULL", "0")
+VALUES = (
+    *("'many'", "x'00ff'", "2.5", "9223372036854775807", "-9223372036854775808", "NULL", "0"),
+    "1099511627776",
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +59,7 @@ def read_all(path: str) -> int:
     count = 0
     with History(path) as history:
         for boot in history.boots():
+            json.dumps(boot)
             past = history.recorded(boot)
             clocks = past.clock_map()
             for clock in filter(clocks.knows, CLOCKS):
@@ -63,6 +68,7 @@ def read_all(path: str) -> int:
             lives = past.lifetimes()
             count += len(lives)
             for life in lives[::7]:
+                json.dumps([life.symbol.module, life.prog_id, life.pid, life.comm])
                 for at in (life.loaded_latest, past.bounds[1]):
                     past.at(life.symbol.start, at)
                 past.programs.line(life, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from ksym_plugin.history.reader import BootHistory, History
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel.kallsyms import Kallsyms
+from ksym_plugin.timeline.errors import HistoryError
 from ksym_plugin.timeline.packed import PackedFunctions, pack_functions
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
@@ -105,6 +107,19 @@ def test_a_module_is_named_by_its_functions_after_it_has_gone(tmp_path: Path) ->
         assert frame.lifetime is not None
         assert frame.lifetime.functions is not None
         assert frame.lifetime.functions.names(0) == ["first", "alias"]
+
+
+@pytest.mark.parametrize("value", ["'text'", "5"])
+def test_functions_that_are_no_bytes_are_refused(value: str, tmp_path: Path) -> None:
+    kept = Kept(str(tmp_path / "h.db"))
+    kept.load("m", 0, 100)
+    kept.writer.close(1000)
+    with contextlib.closing(sqlite3.connect(kept.path)) as database, database:
+        database.execute(f"UPDATE function_table SET data = {value}")
+    with History(kept.path) as history, pytest.raises(HistoryError, match="cannot be read"):
+        past_of(history).lifetimes()[0].functions.find(0)
+    with pytest.raises(HistoryError, match="cannot be read"):
+        HistoryWriter(kept.path, "test", 2000, None)
 
 
 def test_equal_functions_are_kept_once_and_shared(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -194,6 +195,18 @@ def test_wait_covered_returns_with_the_commit_that_covers(
         assert told(past.at(BASE + 0x1000, 20)) == f"{A} exact"
         assert past.extent > extent
     writer.close(40)
+
+
+def test_a_row_that_is_damaged_is_said_before_anything_is_recorded(path: str) -> None:
+    writer = HistoryWriter(path, "test", 1, None)
+    writer.note(new_lifetime(1))
+    writer.close(10)
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE lifetime SET size = 'wide'")
+    with pytest.raises(HistoryError, match="cannot be read"):
+        HistoryWriter(path, "test", 20, None)
+    with History(path) as history:
+        assert len(only_past(history).sessions) == 1
 
 
 def test_wait_covered_gives_up_on_a_writer_that_hangs_and_never_waits_for_a_dead_one(
