@@ -13,21 +13,18 @@ runs one of bcc's tools that way, unmodified. bcc is iovisor's, as distributions
 
 from __future__ import annotations
 
+import runpy
 import sys
 import time
 
+import ksym_hooks
+from ksym_plugin import plugin
 from ksym_plugin.sources import bcc_loader
 from ksym_plugin.timeline.errors import SourceError
 from ksym_plugin.timeline.symbols import Frame
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ksym_hooks import KsymPluginManager
-
 #: The process id under which bcc keeps the kernel's symbols, among those of processes.
 _KERNEL = -1
-_UNKNOWN = -1
-_CORE = b"kernel"
 #: How long ``install`` waits for the plugin to follow the kernel, in seconds.
 _PATIENCE = 15.0
 
@@ -37,34 +34,29 @@ _installed: KernelSymbols | None = None
 class KernelSymbols:
     """Stands in for bcc's SymbolCache, and answers as that does."""
 
-    def __init__(self, manager: KsymPluginManager) -> None:
+    def __init__(self, manager: ksym_hooks.KsymPluginManager) -> None:
         self.manager = manager
         self._since = time.monotonic_ns()
 
     def resolve(self, address: int, _demangle: bool) -> tuple[bytes | None, int, bytes | None]:
         """Name, offset and module of an address; (None, address, None) without a name."""
-        from ksym_hooks import is_frame
-        from ksym_plugin import plugin
-
         hook = self.manager.hook
         (answer,) = hook.ksym_resolve_frames(addresses=[address], time=None, clock="monotonic")
-        if not is_frame(answer):
+        if not ksym_hooks.is_frame(answer):
             return None, address, None
         follower = plugin.begin()
         if isinstance(answer, Frame) and follower is not None:
             answer = follower.table.for_all_since(answer, self._since)
         name: str = hook.ksym_format_frame(frame=answer)
-        module = (answer.module or "").strip("[]").encode() or _CORE
+        module = (answer.module or "").strip("[]").encode() or b"kernel"
         return name.encode(), answer.offset, module
 
     def resolve_name(self, _module: object, name: str | bytes) -> int:
         """The address of a name, or -1."""
-        from ksym_plugin import plugin
-
         follower = plugin.begin()
         text = name.decode(errors="replace") if isinstance(name, bytes) else name
         start = follower.start_of(text) if follower is not None else None
-        return _UNKNOWN if start is None else start
+        return -1 if start is None else start
 
 
 def install() -> None:
@@ -77,10 +69,7 @@ def install() -> None:
     caches = bcc_loader.load().BPF._sym_caches
     if _installed is not None:
         return
-    from ksym_hooks import get_plugin_manager
-    from ksym_plugin import plugin
-
-    manager = get_plugin_manager()
+    manager = ksym_hooks.get_plugin_manager()
     try:
         follower = plugin.begin()
     except (OSError, RuntimeError) as error:  # No more descriptors, or threads.
@@ -106,8 +95,6 @@ def uninstall() -> None:
 
 def main() -> None:
     """Run the tool that the command line names, as if it had been run itself."""
-    import runpy
-
     if len(sys.argv) < 2:
         sys.exit("usage: python3 -m ksym_plugin.bcc TOOL [ARGUMENT ...]")
     del sys.argv[0]

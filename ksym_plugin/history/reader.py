@@ -423,17 +423,10 @@ def _bounds(*row: object) -> tuple[int, ...]:
     return tuple(integer(bound or 0) for bound in row)
 
 
-def _boot(
-    row: int,
-    boot_id: object,
-    host: object,
-    release: object,
-    build_id: object,
-    text: object,
-    nodes: object = 1,
-    *_: object,
-) -> Boot:
-    """A boot of its columns. A file may lack the last one, or have more; see ``ADD_NODES``."""
+def _boot(row: int, *columns: object) -> Boot:
+    """A boot of its columns. A file may lack the last one (``ADD_NODES``), or have more."""
+    boot_id, host, release, build_id, text, *more = columns
+    nodes = more[0] if more else 1
     start = unsigned(text) if isinstance(text, int) else None
     # No kernel can have more nodes (MAX_NUMNODES in linux/numa.h).
     count = max(1, min(nodes, _MOST_NODES)) if isinstance(nodes, int) else 1
