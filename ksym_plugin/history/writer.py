@@ -133,12 +133,8 @@ class HistoryWriter:
 
     def cover_from(self, started: int) -> None:
         """Have the session cover the time from ``started`` on only."""
-        self._execute(
-            "UPDATE session SET started = ?, covered = max(covered, ?) WHERE id = ?",
-            started,
-            started,
-            self._session,
-        )
+        update = "UPDATE session SET started = ?, covered = max(covered, ?) WHERE id = ?"
+        self._execute(update, started, started, self._session)
 
     def cover_modules(self, modules: bool) -> None:
         """Say whether the session keeps modules as well; a new one does not."""
@@ -214,16 +210,17 @@ class HistoryWriter:
     def shrink(self, most_bytes: int) -> None:
         """Forget the oldest until what is kept fits: earlier boots, then what ended first."""
         while self._used_bytes() > most_bytes:
-            oldest = self._execute("SELECT min(id) FROM boot WHERE id != ?", self.boot)[0][0]
+            ((oldest,),) = self._execute("SELECT min(id) FROM boot WHERE id != ?", self.boot)
             if oldest is not None:
                 self._forget_boot(oldest)
                 continue
             ended = "FROM lifetime WHERE boot = ? AND unloaded IS NOT NULL"
-            (count,) = self._execute(f"SELECT count(*) {ended}", self.boot)[0]
+            ((count,),) = self._execute(f"SELECT count(*) {ended}", self.boot)
             if not count:
                 return
             quarter = f"SELECT unloaded {ended} ORDER BY unloaded LIMIT 1 OFFSET ?"
-            self.forget(self._execute(quarter, self.boot, count // 4)[0][0] + 1)
+            ((last,),) = self._execute(quarter, self.boot, count // 4)
+            self.forget(last + 1)
 
     def _forget_boot(self, boot: int) -> None:
         statements = (
@@ -243,8 +240,8 @@ class HistoryWriter:
 
     def _used_bytes(self) -> int:
         pages, free, size = (
-            self._execute(f"PRAGMA {pragma}")[0][0]
-            for pragma in ("page_count", "freelist_count", "page_size")
+            self._execute(f"PRAGMA {name}")[0][0]
+            for name in ("page_count", "freelist_count", "page_size")
         )
         return int((pages - free) * size)
 
