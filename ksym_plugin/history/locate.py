@@ -44,9 +44,9 @@ class Choice:
 def find(choice: Choice, data_path: str | None) -> str | None:
     """The history to use: the chosen, $KSYM_HISTORY, ksym.db beside the data, the system's.
 
-    ``data_path`` is the perf.data's; None or ``-`` (a pipe) stands for the working
-    directory. What was asked for by name is returned whether or not it is there, so that
-    opening it says what is wrong with it. None if there is no history.
+    ``data_path`` is the perf.data's; None or ``-`` (a pipe) stands for the working directory.
+    What was asked for by name need not be there: opening it says what is wrong. None if there
+    is no history.
     """
     asked = choice.path or os.environ.get(VARIABLE)
     if asked:
@@ -72,11 +72,10 @@ def _is_there(path: str) -> bool:
 class Origin:
     """What is known of the boot that data is from; None for what is not.
 
-    ``data`` is the data's name in errors. ``text_start`` is the address of ``_text``, which
-    differs from boot to boot with KASLR; ``core`` are where perf saw functions of the kernel's
-    image. ``times`` are the first and the last time of a sample in ns, by each clock that they
-    can be on; empty where samples have none. ``this_boot_only`` says that the data is of no use
-    to any other boot.
+    ``data`` is its name in errors. ``text_start`` is the address of ``_text``, which differs
+    from boot to boot with KASLR; ``core`` are where perf saw functions of the kernel's image.
+    ``times`` are the first and the last time of a sample in ns, by each clock that they can be
+    on; empty where samples have none. ``this_boot_only``: it is of no use to any other boot.
     """
 
     def __init__(
@@ -180,10 +179,9 @@ def open_boot(
 ) -> BootHistory:
     """What a history holds of the boot that data is from: the caller's to close.
 
-    For data it is complete up to now: a recorder at work is waited for. Without an
-    ``origin`` it is that of this system's boot, or of the newest. ``asked`` is the boot that
-    a user chose. ``report`` is called with what a user must know, a sentence each: which of
-    several boots it is, and what is missing.
+    For data it is complete up to now: a recorder at work is waited for. Without an ``origin``
+    it is that of this system's boot, or of the newest. ``asked`` is the boot that a user chose.
+    ``report`` is called with what a user must know, a sentence each.
     HistoryError if the file cannot be used, holds no such boot, or several that it can be.
     """
     history = History(path)

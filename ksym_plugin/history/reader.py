@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ksym_plugin.history.schema import Database
     from ksym_plugin.timeline.timeline import Answer
 
+    Self = TypeVar("Self", bound="_Open")
     T = TypeVar("T")
 
 
@@ -129,11 +130,26 @@ _POLLING = "polling"
 _FOREVER = (1 << 63) - 1
 
 
-class BootHistory:
+class _Open:
+    """What has a history open, until the end of a ``with``."""
+
+    _database: Database
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._database.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class BootHistory(_Open):
     """What was recorded of one boot; reads from the file what it is asked for.
 
-    ``at`` answers as Timeline.at does, and OUTSIDE_HISTORY where no session covers the
-    time.
+    ``at`` answers as Timeline.at does, and OUTSIDE_HISTORY where no session covers the time.
     """
 
     def __init__(self, database: Database, boot: Boot) -> None:
@@ -146,9 +162,9 @@ class BootHistory:
         self._refresh()
 
     def _refresh(self) -> None:
+        self.programs.clear()
         self._timeline = Timeline()
         self._timeline.nodes = self.boot.nodes
-        self.programs.clear()
         #: Address to an answer, and from when to when it is valid.
         self._answers: dict[int, tuple[int, int, Answer]] = {}
         self._pages: set[int] = set()
@@ -177,16 +193,6 @@ class BootHistory:
         closed, modules = map(bool, row[4:])
         writing = not closed and identity.boot_id() == self.boot.boot_id and is_running(pid, since)
         return Session(str(source), started, covered, closed, writing, modules)
-
-    def close(self) -> None:
-        """Close the file, where it was opened for this boot alone; idempotent."""
-        self._database.close()
-
-    def __enter__(self) -> BootHistory:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def wait_covered(self, until: int) -> None:
         """If a recorder is at work, let it commit what happened before ``until``.
@@ -434,7 +440,7 @@ def _boot(row: int, *columns: object) -> Boot:
     return Boot(row, str(boot_id), str(host), str(release), build, start, count)
 
 
-class History:
+class History(_Open):
     """A history file, opened for reading. Raises HistoryError if it cannot be used."""
 
     def __init__(self, path: str) -> None:
@@ -442,15 +448,6 @@ class History:
         if not check_format(path) and os.path.exists(path):
             raise HistoryError(f"{path} is empty", "record into it with: ksym record, or remove it")
         self._database = open_read_only(path)
-
-    def close(self) -> None:
-        self._database.close()
-
-    def __enter__(self) -> History:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def boots(self) -> list[Boot]:
         """The boots in the file, the one recorded last at the end."""
