@@ -53,9 +53,9 @@ _MISSED_CAUSE = "the probe was busy"
 PMU = "/sys/bus/event_source/devices/kprobe/type"
 _FUNCTIONS = ("bpf_ksym_add", "bpf_ksym_del")
 #: PERF_EVENT_IOC_SET_BPF, which is _IOW('$', 8, __u32), and PERF_EVENT_IOC_ENABLE.
-_SET_BPF = 0x40042408
-_ENABLE = 0x2400
-_POWERPC = {_SET_BPF: 0x80042408, _ENABLE: 0x20002400}
+_SET_BPF, _ENABLE = 0x40042408, 0x2400
+if os.uname().machine.startswith("ppc"):
+    _SET_BPF, _ENABLE = 0x80042408, 0x20002400
 
 _SELF_TEST = "ksym_self_test"
 _SOCKET_FILTER = 1  # BPF_PROG_TYPE_SOCKET_FILTER
@@ -92,17 +92,17 @@ class KsymSource(Source):
         self._images_unsure = True
         self._lost_images = self._missed = 0
         self._records = self._lost = 0
+        #: Records that the self-test has looked at; the next read has them too.
         self._looked_at: list[Record] = []
-        self._stack = ExitStack()
         with ExitStack() as stack:
             self._check(stack)
             use_ring = has_ring() if ring is None else ring
-            pages = _pages(RING_BYTES if ring_bytes is None else ring_bytes)
-            flags = [f"-DKSYM_RING_PAGES={pages}"] if use_ring else []
-            self._program = self._compile(flags)
+            size = RING_BYTES if ring_bytes is None else ring_bytes
+            # A power of two, as the kernel wants it.
+            pages = 1 << (max(1, -(-size // mmap.PAGESIZE)) - 1).bit_length()
+            self._program = self._compile([f"-DKSYM_RING_PAGES={pages}"] if use_ring else [])
             stack.callback(self._program.close)
             self._open(stack, use_ring, pages * mmap.PAGESIZE)
-            stack.callback(self._detach)
             self._attach()
             self._begin()
             self._stack = stack.pop_all()
@@ -169,10 +169,7 @@ class KsymSource(Source):
         raise NotImplementedError
 
     def _attach(self) -> None:
-        """Have the kernel run the programs."""
-
-    def _detach(self) -> None:
-        """What ``_attach`` did, undone, before the rings are closed."""
+        """Have the kernel run the programs, until what ``_check`` opened is closed."""
 
     def _compile(self, flags: list[str]) -> BccProgram:
         try:
@@ -210,7 +207,7 @@ class KsymSource(Source):
             self._epoll.register(fd, select.EPOLLIN)
 
     def _look(self) -> list[Record]:
-        """The records there are; the next read has them too."""
+        """The records there are."""
         records, _ = self._take()
         self._looked_at += records
         return records
@@ -267,24 +264,20 @@ class KprobeSource(KsymSource):
                 "use a kernel with CONFIG_KPROBE_EVENTS, and mount /sys",
             ) from error
         privileges.require_probes()
-        self._events: list[int] = []
-        stack.callback(self._detach)
+        # One CPU's event makes the program run on all of them.
         cpu = parse_cpu_list(online_text())[0]
+        self._events: list[int] = []
         for function in _FUNCTIONS:
-            # One CPU's event makes the program run on all of them.
             self._events.append(_open_kprobe(pmu, function, cpu))
+            stack.callback(os.close, self._events[-1])
 
     def _attach(self) -> None:
         try:
             for event, program in zip(self._events, self._program.programs):
-                _ioctl(event, _SET_BPF, program)
-                _ioctl(event, _ENABLE, 0)
+                fcntl.ioctl(event, _SET_BPF, program)
+                fcntl.ioctl(event, _ENABLE, 0)
         except OSError as error:
             raise SourceError(f"the kprobes take no program ({error.strerror})") from error
-
-    def _detach(self) -> None:
-        while self._events:
-            os.close(self._events.pop())
 
 
 class FentrySource(KsymSource):
@@ -326,17 +319,6 @@ def _open_kprobe(pmu: int, function: str, cpu: int) -> int:
         return syscalls.perf_event_open(attr, -1, cpu)
     except OSError as error:
         raise privileges.kprobe_refusal(error, function) from error
-
-
-def _ioctl(event: int, request: int, argument: int) -> None:
-    if os.uname().machine.startswith("ppc"):
-        request = _POWERPC[request]
-    fcntl.ioctl(event, request, argument)
-
-
-def _pages(size: int) -> int:
-    """How many pages hold ``size`` bytes: a power of two, as the kernel wants it."""
-    return 1 << (max(1, -(-size // mmap.PAGESIZE)) - 1).bit_length()
 
 
 def self_test(take: Callable[[], list[Record]]) -> bool:

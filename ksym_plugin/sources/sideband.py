@@ -1,11 +1,10 @@
 """From the records of one drain to changes: which program, which name, in which order.
 
-The kernel announces a program as one KSYMBOL for each of its functions, the main one
-first, and then a BPF_EVENT with its id and the main function's tag
-(perf_event_bpf_event() in kernel/bpf). Between two of them the task can be preempted by
-another one that loads, or move to another CPU and so to another ring. So nothing is
-taken from the order alone: what bpf(2) says of a program that is still loaded decides,
-and failing that a tag that only one record fits.
+The kernel announces a program as one KSYMBOL for each function, the main one first, and then
+a BPF_EVENT with its id and the main function's tag (perf_event_bpf_event() in kernel/bpf).
+Between two of them the task can be preempted by another one that loads, or move to another
+CPU and so to another ring. So nothing is taken from the order alone: what bpf(2) says of a
+program that is still loaded decides, and failing that a tag that only one record fits.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from ksym_plugin.timeline.symbols import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Optional, Union
 
     from ksym_plugin.kernel.bpf_prog import ProgramInfo
@@ -80,10 +79,6 @@ class Event:
     is_loaded: bool | None = None
     #: One of several that a BPF_EVENT may have been about.
     is_ambiguous: bool = False
-    #: How many changes at the same start came after this one.
-    followers: int = 0
-    #: The name it was reported under, once it was.
-    reported: str = ""
 
     @property
     def tag(self) -> str:
@@ -130,37 +125,26 @@ class Sideband:
         """
         events: list[Event] = []
         by_ring = [_items(records, ring, earliest, events) for ring, records in enumerate(rings)]
-        incomplete: list[ProgramInfo] = []
-        for items in by_ring:
-            self._identify_loads(items, incomplete)
-        again = self._complete(incomplete, events) if incomplete else []
-        names = {
-            (event.start, event.prog_id): event.name
-            for event in events
-            if not event.is_unload and event.prog_id is not None
-        }
-        for items in by_ring:
-            self._identify_unloads(items, names)
+        incomplete = [program for items in by_ring for program in self._identify_loads(items)]
+        late = self._complete(incomplete, events)
+        self._identify_unloads(by_ring, events)
         self._without_program = [event for event in events if event.lacks_program()]
-        return again + [_change(event, latest) for event in in_order(events, self.live)]
+        return [_change(event) for event in (*late, *in_order(events, self.live, latest))]
 
-    def _identify_loads(self, items: list[Item], incomplete: list[ProgramInfo]) -> None:
+    def _identify_loads(self, items: list[Item]) -> list[ProgramInfo]:
         """Give the loads in one ring the ids of their programs.
 
-        Programs some of whose functions are not in this ring join ``incomplete``.
+        Returned are the programs some of whose functions are not in this ring: the task moved
+        to another CPU while it announced them.
         """
-        pending: deque[Event] = deque(maxlen=_MOST_PENDING)
-        for item in items:
-            if isinstance(item, Event):
-                if not item.is_unload:
-                    pending.append(item)
-            elif item.type == PROG_LOAD:
-                program, is_loaded = self._look_up(item)
-                if program is None:
-                    _identify_by_tag(item, pending, is_loaded)
-                elif self._give(program, reversed(pending)):
-                    # The task moved to another CPU while it announced the program.
-                    incomplete.append(program)
+        incomplete: list[ProgramInfo] = []
+        for record, pending in _announcements(items, PROG_LOAD):
+            program, is_loaded = self._look_up(record)
+            if program is None:
+                _identify_by_tag(record, pending, is_loaded)
+            elif self._give(program, reversed(pending)):
+                incomplete.append(program)
+        return incomplete
 
     def _look_up(self, record: BpfEvent) -> tuple[ProgramInfo | None, bool | None]:
         """The program, if bpf(2) shows where it is; whether it is loaded, if that is known."""
@@ -172,15 +156,16 @@ class Sideband:
             return None, False
         return (program if program.functions else None), True
 
-    def _complete(self, programs: list[ProgramInfo], events: list[Event]) -> list[Load]:
-        """Find programs' loads in all rings, and among those reported without an id."""
+    def _complete(self, programs: list[ProgramInfo], events: list[Event]) -> list[Event]:
+        """Find programs' loads in all rings; those that were reported without an id."""
         for program in programs:
             self._give(program, chain(reversed(events), reversed(self._without_program)))
         late = [event for event in self._without_program if event.prog_id is not None]
         for event in late:
-            if self.live.get(event.start) == (event.reported or UNNAMED_BPF, None):
+            # Unless a program that is known was loaded there since.
+            if self.live.get(event.start, ("", 0))[1] is None:
                 self.live[event.start] = (event.name, event.prog_id)
-        return [_load(event, event.latest) for event in late]
+        return late
 
     def _give(self, program: ProgramInfo, events: Iterable[Event]) -> bool:
         """Give loads, the latest first, the id of a loaded program; whether some are missing."""
@@ -210,20 +195,19 @@ class Sideband:
                 names = []
             event.name = names[index] if index < len(names) else ""
 
-    def _identify_unloads(self, items: list[Item], names: dict[tuple[int, int], str]) -> None:
-        """Give the unloads in one ring the ids of their programs.
-
-        ``names`` are those of this drain's loads, by start and program.
-        """
-        pending: deque[Event] = deque(maxlen=_MOST_PENDING)
-        for item in items:
-            if isinstance(item, Event):
-                if item.is_unload:
-                    pending.append(item)
-            elif item.type == PROG_UNLOAD and item.id:
+    def _identify_unloads(self, by_ring: list[list[Item]], events: list[Event]) -> None:
+        """Give the unloads in each ring the ids of their programs."""
+        names = {
+            (event.start, event.prog_id): event.name
+            for event in events
+            if not event.is_unload and event.prog_id is not None
+        }
+        for items in by_ring:
+            for record, pending in _announcements(items, PROG_UNLOAD):
                 free = [event for event in pending if event.prog_id is None]
-                if not [event for event in free if self._ends_program(event, item.id, names)]:
-                    _identify_by_tag(item, pending, None)
+                ended = [event for event in free if self._ends_program(event, record.id, names)]
+                if record.id and not ended:
+                    _identify_by_tag(record, free, None)
 
     def _ends_program(self, event: Event, prog_id: int, names: dict[tuple[int, int], str]) -> bool:
         """Give an unload the id of a program that is known to have been at its start."""
@@ -256,6 +240,17 @@ def _items(records: Iterable[Record], ring: int, earliest: int, events: list[Eve
     return items
 
 
+def _announcements(items: list[Item], type: int) -> Iterator[tuple[BpfEvent, deque[Event]]]:
+    """Each BPF_EVENT of a type, with the KSYMBOLs before it that may be its own."""
+    pending: deque[Event] = deque(maxlen=_MOST_PENDING)
+    for item in items:
+        if isinstance(item, BpfEvent):
+            if item.type == type:
+                yield item, pending
+        elif item.is_unload == (type == PROG_UNLOAD):
+            pending.append(item)
+
+
 def _identify_by_tag(record: BpfEvent, events: Iterable[Event], is_loaded: bool | None) -> None:
     """Without bpf(2)'s help: the main function is the one with the tag, if one alone is."""
     free = [event for event in events if event.prog_id is None and not event.is_ambiguous]
@@ -281,50 +276,46 @@ def _can_be(event: Event, program: ProgramInfo, index: int) -> bool:
     return not event.name or event.tag in (program.tag, program.tags[index], program.split_tag)
 
 
-def in_order(events: list[Event], live: dict[int, Known]) -> list[Event]:
-    """The events in the order in which they happened; ``live`` is brought up to date."""
+def in_order(events: list[Event], live: dict[int, Known], latest: int) -> list[Event]:
+    """The events in the order in which they happened, by ``latest``; brings ``live`` up to date."""
     by_start: dict[int, list[Event]] = {}
     for event in events:
         by_start.setdefault(event.start, []).append(event)
     for start, found in by_start.items():
-        group = found
-        if len(group) > 1:
-            group = _sequence(found, live.get(start))
-            earliest = 0
-            for index, event in enumerate(group):
-                event.followers = len(group) - 1 - index
-                earliest = event.earliest = max(event.earliest, earliest)
+        group = _sequence(found, live.get(start)) if len(found) > 1 else found
+        earliest = 0
+        for followers, event in zip(reversed(range(len(group))), group):
+            event.latest = latest - followers
+            earliest = event.earliest = max(event.earliest, earliest)
         last = group[-1]
         if not last.is_unload:
             live[start] = (last.name or UNNAMED_BPF, last.prog_id)
         elif start in live and (len(group) > 1 or last.can_be_of(*live[start])):
             del live[start]
-    return sorted(events, key=lambda event: (-event.followers, not event.is_unload))
+    return sorted(events, key=lambda event: (event.latest, not event.is_unload))
 
 
 def _sequence(group: list[Event], before: Known | None) -> list[Event]:
     """The events at one start in the order they happened; ``before`` is what was there."""
     loads = [event for event in group if not event.is_unload]
-    unloads: dict[int, Event] = {}
+    unloads: dict[Event, Event] = {}
     ordered: list[Event] = []
     for unload in (event for event in group if event.is_unload):
-        load = _load_of(unload, [load for load in loads if load.number not in unloads])
+        load = _load_of(unload, [load for load in loads if load not in unloads])
         if before is not None and _ends(unload, before, load, loads):
             before = None
             ordered.append(unload)
         elif load is not None:
-            unloads[load.number] = unload
+            unloads[load] = unload
         else:
             ordered.append(unload)
     if all(load.prog_id is not None for load in loads):
         # Ids ascend and go round once in 2^31 programs, which is then one drain wrong.
         loads.sort(key=lambda load: load.prog_id or 0)
     # One that is still loaded came last.
-    loads.sort(key=lambda load: load.number not in unloads)
+    loads.sort(key=lambda load: load not in unloads)
     for load in loads:
-        ordered.append(load)
-        if load.number in unloads:
-            ordered.append(unloads[load.number])
+        ordered += [load, unloads[load]] if load in unloads else [load]
     return ordered
 
 
@@ -337,10 +328,9 @@ def _load_of(unload: Event, loads: list[Event]) -> Event | None:
         and not (load.ring == unload.ring and load.number > unload.number)
         and unload.can_be_of(load.name, load.prog_id)
     ]
-    for load in fitting:
-        if load.prog_id is not None and load.prog_id == unload.prog_id:
-            return load
-    return fitting[0] if fitting else None
+    # The one of the same program, if that is known.
+    same = [load for load in fitting if load.prog_id is not None and load.prog_id == unload.prog_id]
+    return next(iter(same + fitting), None)
 
 
 def _ends(unload: Event, before: Known, load: Event | None, loads: list[Event]) -> bool:
@@ -353,23 +343,15 @@ def _ends(unload: Event, before: Known, load: Event | None, loads: list[Event]) 
     return load.prog_id is None or load.prog_id not in (unload.prog_id, prog_id)
 
 
-def _change(event: Event, latest: int) -> Load | Unload:
-    event.latest = latest - event.followers
+def _change(event: Event) -> Load | Unload:
+    earliest = min(event.earliest, event.latest)
     if event.is_unload:
-        name = event.name if event.name and event.name != UNNAMED_BPF else None
-        earliest = min(event.earliest, event.latest)
-        return Unload(event.start, earliest, event.latest, name, event.prog_id)
-    event.reported = event.name
-    return _load(event, event.latest)
-
-
-def _load(event: Event, latest: int) -> Load:
+        name = event.name if event.name != UNNAMED_BPF else None
+        return Unload(event.start, earliest, event.latest, name or None, event.prog_id)
     name = event.name or UNNAMED_BPF
-    end = event.start + event.length
-    if event.type == KSYMBOL_OOL:
-        symbol = Symbol(event.start, end, name, OOL, _OOL_MODULES.get(name))
-        return Load(symbol, min(event.earliest, latest), latest)
-    kind = bpf_kind(name)
-    open_ended = kind != BPF_PROG and event.length % _IMAGE_LENGTH == 0
-    symbol = Symbol(event.start, end, name, kind, BPF_MODULE)
-    return Load(symbol, min(event.earliest, latest), latest, event.prog_id, open_ended)
+    is_ool = event.type == KSYMBOL_OOL
+    kind = OOL if is_ool else bpf_kind(name)
+    module = _OOL_MODULES.get(name) if is_ool else BPF_MODULE
+    open_ended = kind not in (OOL, BPF_PROG) and event.length % _IMAGE_LENGTH == 0
+    symbol = Symbol(event.start, event.start + event.length, name, kind, module)
+    return Load(symbol, earliest, event.latest, event.prog_id, open_ended)

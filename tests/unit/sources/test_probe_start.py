@@ -94,7 +94,7 @@ def kernel(monkeypatch, tmp_path, bcc):
     monkeypatch.setattr(
         syscalls, "perf_event_open", lambda *_: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     )
-    monkeypatch.setattr(probe, "_ioctl", lambda *_: None)
+    monkeypatch.setattr(probe.fcntl, "ioctl", lambda *_: None)
     monkeypatch.setattr(probe, "counts_of", lambda *_: [])
     monkeypatch.setattr(ProgramReader, "info", lambda self, fd: jited(0))
     monkeypatch.setattr(probe, "self_test", lambda take: True)
@@ -152,7 +152,7 @@ def test_a_start_that_fails_leaves_nothing_open(kernel, construct, bcc, target, 
 
 
 def test_kprobes_that_take_no_program_are_closed(kernel):
-    kernel.setattr(probe, "_ioctl", lambda *_: fail(errno.EEXIST))
+    kernel.setattr(probe.fcntl, "ioctl", lambda *_: fail(errno.EEXIST))
     before = open_fds()
     with pytest.raises(SourceError, match="take no program"):
         KprobeSource()
