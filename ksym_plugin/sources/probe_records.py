@@ -1,8 +1,7 @@
 """The records of the probe (bpf/ksym_events.c): how they come, what they say, what was lost.
 
-They come through one ring, or through perf's buffers. Both are read here, and not through
-bcc's callbacks: an exception in a ctypes callback is lost, and a call for each record costs
-more than all the rest.
+They come through one ring, or through perf's buffers. bcc's callbacks read neither: an
+exception in a ctypes callback is lost, and a call for each record costs more than all the rest.
 """
 
 from __future__ import annotations
@@ -189,11 +188,9 @@ class Changes:
 
     def __init__(self, exact: bool) -> None:
         self._exact = exact
-        #: By start: the loads of subprograms whose program has not come, with the thread that
-        #: loads them and the number of their batch. The kernel announces subprograms before
-        #: their program, and before that has an id.
-        self._subprograms: dict[int, tuple[int, int, Load]] = {}
-        self._batch = 0
+        #: By start: the loads of subprograms whose program has not come, and the thread that
+        #: loads them. The kernel announces subprograms before their program has an id.
+        self._subprograms: dict[int, tuple[int, Load]] = {}
 
     def of(self, records: list[Record]) -> list[Change]:
         """The changes of one batch of records, by time.
@@ -201,40 +198,36 @@ class Changes:
         A subprogram that was in an earlier batch than its program comes again, with the
         program's id.
         """
-        self._batch += 1
+        earlier = set(self._subprograms)
         changes: list[Change] = []
         for record in sorted(records, key=lambda record: (record.stamp, -record.kind)):
-            if record.kind == ADD:
-                changes += self._loads(record)
-            else:
-                self._subprograms.pop(record.start, None)
+            start = record.start
+            if record.kind == DEL:
+                self._subprograms.pop(start, None)
                 name, prog_id = record.name or None, record.prog_id or None
-                changes.append(Unload(record.start, record.stamp, record.stamp, name, prog_id))
+                changes.append(Unload(start, record.stamp, record.stamp, name, prog_id))
+                continue
+            load = self._load(record)
+            if load.symbol.kind == BPF_PROG and load.prog_id is None:
+                self._subprograms[start] = (record.tid, load)
+                earlier.discard(start)
+            elif load.symbol.kind == BPF_PROG:
+                own = self._identify(record.tid, load.prog_id)
+                changes += [sub for sub in own if sub.symbol.start in earlier]
+            changes.append(load)
         return changes
 
     def forget(self) -> None:
         """After a loss it is not known any more which program a subprogram belongs to."""
         self._subprograms.clear()
 
-    def _loads(self, record: Record) -> list[Load]:
-        load = self._load(record)
-        if load.symbol.kind != BPF_PROG:
-            return [load]
-        if load.prog_id is None:
-            self._subprograms[record.start] = (record.tid, self._batch, load)
-            return [load]
-        return [*self._identify(record.tid, load.prog_id), load]
-
-    def _identify(self, tid: int, prog_id: int) -> list[Load]:
-        """Give a thread's subprograms their program's id; those that were returned before."""
-        own = [start for start, (loader, _, _) in self._subprograms.items() if loader == tid]
-        again: list[Load] = []
-        for start in own:
-            _, batch, load = self._subprograms.pop(start)
+    def _identify(self, tid: int, prog_id: int | None) -> list[Load]:
+        """Give a thread's subprograms their program's id."""
+        starts = [start for start, (loader, _) in self._subprograms.items() if loader == tid]
+        own = [self._subprograms.pop(start)[1] for start in starts]
+        for load in own:
             load.prog_id = prog_id
-            if batch != self._batch:
-                again.append(load)
-        return again
+        return own
 
     def _load(self, record: Record) -> Load:
         name = record.name or UNNAMED_BPF
@@ -357,15 +350,14 @@ class PerfBuffers:
 
     def take(self) -> list[bytes]:
         """The records there are now; those of one CPU in their order."""
-        rings = list(self._rings.by_cpu.values())
         records, self._left = self._left, []
-        return records + _taken(rings)
+        return records + [one for ring in self._rings.by_cpu.values() for one in _taken(ring)]
 
     def follow_cpus(self) -> list[int]:
         """Open rings on CPUs that came, close those of CPUs that went; the new descriptors."""
         gone, came = self._rings.look()
         for ring in gone:
-            self._left += _taken([ring])
+            self._left += _taken(ring)
             ring.close()
         opened: list[int] = []
         for cpu in came:
@@ -402,22 +394,12 @@ class PerfBuffers:
         return ring.fd
 
 
-def _taken(rings: list[Ring]) -> list[bytes]:
-    """The records that rings hold now."""
-    heads = [ring.head() for ring in rings]
-    time.monotonic_ns()  # The barrier that Ring.take asks for.
+def _taken(ring: Ring) -> list[bytes]:
+    """The records that a ring holds now: a word with its size precedes a sample's raw data."""
+    data, _ = ring.drain()
     records: list[bytes] = []
-    for ring, head in zip(rings, heads):
-        if ring.waiting(head):
-            records += _samples(ring.take(head)[0])
-    return records
-
-
-def _samples(data: bytes) -> list[bytes]:
-    """The raw data of the samples among perf's records: a word with its size precedes it."""
-    found: list[bytes] = []
     for kind, at, end in each_record(data):
-        if kind == RECORD_SAMPLE and end >= at + _WORD.size:
-            first = at + _WORD.size
-            found.append(data[first : min(first + _WORD.unpack_from(data, at)[0], end)])
-    return found
+        first = at + _WORD.size
+        if kind == RECORD_SAMPLE and end >= first:
+            records.append(data[first : min(first + _WORD.unpack_from(data, at)[0], end)])
+    return records
