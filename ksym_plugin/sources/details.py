@@ -1,11 +1,10 @@
 """What programs are, and their source lines, from a process that reads them in time.
 
-It is one of its own so that the recorder's work does not make it late, and its work does
-not make the recorder late. It listens to the kernel's load records itself, takes
-a descriptor of every new program at once, which keeps the program from going, and closes
-it as soon as it has been read: after some 0.1 ms, with at most 64 open at a time. A
-program that is unloaded meanwhile goes by so much later, and its unload record names this
-process.
+It is one of its own so that neither it nor the recorder makes the other late. It listens to the
+kernel's load records, takes a descriptor of every new program at once, which keeps the program
+from going, and closes it as soon as it has been read: after some 0.1 ms, with at most 64 open at
+a time. A program that is unloaded meanwhile goes by so much later, and its unload record names
+this process.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 _LAST_WAIT = 2.0
 #: How long to wait for the process to listen: an interpreter starts in a tenth of that.
 _FIRST_WAIT = 1.0
-#: What the process sends once it misses no new program. ProgramDetails follow, and at last
-#: how many seconds of CPU it has taken.
+#: What the process sends first, once it misses no new program. ProgramDetails follow, and at
+#: last how many seconds of CPU it has taken.
 LISTENING = "listening"
 _MOST_OPEN = 64
 _RING_BYTES = 64 * 1024
@@ -54,8 +53,6 @@ class DetailsProcess:
         self.counts: dict[str, int] = {}
         self.notes: list[str] = []
         self._cpu: float | None = None
-        self._listens = False
-        self._early: list[ProgramDetails] = []
         self._worker = Worker(watch)
 
     def fileno(self) -> int:
@@ -64,26 +61,18 @@ class DetailsProcess:
 
     def wait(self, seconds: float = _FIRST_WAIT) -> None:
         """Wait until no new program is missed any more, ``seconds`` at most."""
-        give_up = time.monotonic() + seconds
-        early: list[ProgramDetails] = []
-        while not self._listens and self.fileno() >= 0:
-            if not self._worker.wait(give_up - time.monotonic()):
-                break
-            early += self.read()
-        self._early = early
+        self._worker.wait(seconds)
 
     def read(self) -> list[ProgramDetails]:
         """What has come since the last call; never waits."""
-        found, self._early = self._early, []
+        found: list[ProgramDetails] = []
         for message in self._worker.read():
             if isinstance(message, ProgramDetails):
                 self.counts[message.problem] = self.counts.get(message.problem, 0) + 1
                 found.append(message)
             elif isinstance(message, float):
                 self._cpu = message
-            elif message == LISTENING:
-                self._listens = True
-            else:
+            elif message != LISTENING:
                 self.notes.append(f"there will be no source lines of BPF programs: {message}")
         return found
 
@@ -152,7 +141,7 @@ class Watch:
             if self._fresh:
                 self._take_fresh()
             elif self._backlog and len(self._recorder.unsent) < _MOST_UNSENT:
-                self._report(self._backlog.popleft(), -1)
+                self._post(self._reader.details(self._backlog.popleft()))
         self._look()
         while self._fresh:
             self._take_fresh()
@@ -189,27 +178,17 @@ class Watch:
                 self._last_id = prog_id
 
     def _take_fresh(self) -> None:
-        """Open new programs, as many as may be open, and then read them."""
-        open_programs: deque[tuple[int, int]] = deque()
-        try:
-            while self._fresh and len(open_programs) < _MOST_OPEN:
-                prog_id = self._fresh.popleft()
-                open_programs.append((prog_id, open_program(prog_id)))
-            while open_programs:
-                self._report(*open_programs.popleft())
-        finally:
-            for _, fd in open_programs:
-                if fd >= 0:
-                    os.close(fd)
+        """Open new programs, as many as may be open, then read and close them one by one.
 
-    def _report(self, prog_id: int, fd: int) -> None:
-        """Send what a program is; it is opened first if ``fd`` is -1."""
-        try:
+        An error ends this process, and with it what is still open.
+        """
+        fresh = [self._fresh.popleft() for _ in range(min(len(self._fresh), _MOST_OPEN))]
+        opened = [(prog_id, open_program(prog_id)) for prog_id in fresh]
+        for prog_id, fd in opened:
             details = self._reader.details(prog_id, fd)
-        finally:
             if fd >= 0:
                 os.close(fd)
-        self._post(details)
+            self._post(details)
 
     def _follow_cpus(self) -> None:
         """Listen on CPUs that came; on none where perf events are not allowed."""

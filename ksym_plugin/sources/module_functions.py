@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     Question = tuple[str, int, int, dict[str, int], Optional[str]]
     #: Where code is, how long, and its functions as ``pack_functions`` makes them.
     Code = tuple[int, int, bytes]
-    #: Why there are no functions, or ""; when that was so; the module's code, and that for
-    #: its init alone.
-    Answer = tuple[str, int, Code, Code]
+    #: When it was so; the module's code, and that for its init alone. None where the
+    #: functions cannot be told.
+    Answer = Optional[tuple[int, Code, Optional[Code]]]
 
 #: How long the process may take, in seconds, init functions that it waits for included.
 _LIMIT = 10.0
@@ -41,7 +41,6 @@ _MOST_FILES = 8
 _INIT_SECONDS = 3.0
 _STEP_SECONDS = 0.02
 _INIT = ".init"
-_NONE = (0, 0, b"")
 
 
 class FunctionReader:
@@ -92,13 +91,9 @@ def answers(
     questions: list[Question], release: str, kallsyms: str = KALLSYMS, listing: str = LISTING
 ) -> list[Answer]:
     """An answer for each question."""
-    found: dict[int, Answer] = {}
-    if len(questions) <= _MOST_FILES:
-        for number, question in enumerate(questions):
-            by_file = _by_file(question, release)
-            if by_file is not None:
-                found[number] = by_file
-    rest = [number for number in range(len(questions)) if number not in found]
+    few = questions if len(questions) <= _MOST_FILES else []
+    found = {number: _by_file(question, release) for number, question in enumerate(few)}
+    rest = [number for number in range(len(questions)) if not found.get(number)]
     if rest:
         asked = [questions[number] for number in rest]
         found.update(zip(rest, _by_kallsyms(asked, kallsyms, listing)))
@@ -119,7 +114,7 @@ def _by_file(question: Question, release: str) -> Answer | None:
         return None
     rows, init = split_init(functions_of(file), sections)
     # The sections say which module it was, so it may have gone meanwhile.
-    return _answer(rows, init, base, size, 0) if rows else None
+    return _answer(rows, init, base, size, 0)
 
 
 def split_init(
@@ -150,16 +145,11 @@ def _by_kallsyms(questions: list[Question], path: str, listing: str) -> list[Ans
     now = time.monotonic_ns()
     try:
         by_module = functions_by_module(path, listing)
-    except (OSError, KsymError) as error:
-        return [(str(error), now, _NONE, _NONE) for _ in questions]
-    found = []
-    for name, base, size, *_ in questions:
-        rows = by_module.get(name)
-        if rows:
-            found.append(_answer(rows, [], base, size, now))
-        else:
-            found.append(("the kernel does not tell its functions", now, _NONE, _NONE))
-    return found
+    except (OSError, KsymError):
+        by_module = {}
+    return [
+        _answer(by_module.get(name, []), [], base, size, now) for name, base, size, *_ in questions
+    ]
 
 
 def _await_inits(names: list[str]) -> None:
@@ -180,11 +170,11 @@ def _is_coming(name: str) -> bool:
 def _answer(
     rows: list[FunctionRow], init: list[FunctionRow], base: int, size: int, now: int
 ) -> Answer:
-    """What is known of a module; a problem if its functions are not where it is."""
-    code = _packed(rows)
+    """What is known of a module; None if its functions are unknown, or not where it is."""
+    code = _packed(rows) if rows else (0, 0, b"")
     if not base <= code[0] < code[0] + code[1] <= base + size:
-        return "its functions are not where it is", now, _NONE, _NONE
-    return "", now, code, _packed(init) if init else _NONE
+        return None
+    return now, code, _packed(init) if init else None
 
 
 def _packed(rows: list[FunctionRow]) -> Code:

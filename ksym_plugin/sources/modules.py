@@ -1,10 +1,9 @@
 """Loads and unloads of kernel modules, as they happen.
 
-Uevents wake, and /proc/modules says which module is where: it is compared with what was
-there before. A module's load is reported once its functions are known, which another
-process finds out, with the times at which it was seen; its unload, at once. The code of
-its init function is a symbol of its own, which ends when that returns: the kernel gives its
-memory to others while the module lives.
+Uevents wake, and /proc/modules, compared with what it was before, says which module is where.
+A load is reported once the module's functions are known, which another process finds out, with
+the times at which it was seen; an unload, at once. The code of a module's init function is a
+symbol of its own, which ends when that returns: its memory goes to others while the module lives.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import select
 import time
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ksym_plugin.kernel import privileges
@@ -59,25 +57,9 @@ class Module:
         """Whether all is known that its functions are asked for with."""
         return self.build_id is not None or self.unload is not None or self.listed.state != LOADING
 
-    def may_be_asked_again(self) -> bool:
-        """Whether a question without an answer is to be asked once more."""
-        is_first, self.was_asked_again = not self.was_asked_again, True
-        return is_first and self.unload is None
-
-    def drop_init(self) -> None:
-        """Forget the sections of an init function that had returned before the first look."""
-        if self.init_end is not None:
-            rest = {name: at for name, at in self.sections.items() if not name.startswith(_INIT)}
-            self.sections = rest
-
     def question(self) -> Question:
         listed = self.listed
         return listed.name, listed.base, listed.size, self.sections, self.build_id
-
-    def accepts(self, answer: Answer) -> bool:
-        """Whether an answer has functions, and of this loading and no later one."""
-        problem, when = answer[:2]
-        return not problem and (self.unload is None or when <= self.unload[1])
 
     def load_of(self, code: Code) -> Load:
         start, length, data = code
@@ -113,12 +95,10 @@ class Modules:
     ) -> None:
         #: Sentences about modules that are not in the history.
         self.notes: list[str] = []
-        self._listing = listing
-        self._sysfs = sysfs
-        self._since = since
-        self._last_look = since
+        self._listing, self._sysfs = listing, sysfs
+        self._since = self._last_look = since
         self._modules: dict[str, Module] = {}
-        #: Those whose functions are to be asked for, and those whose have been asked for.
+        #: Those whose functions are to be asked for, and have been asked for.
         self._waiting: list[Module] = []
         self._asked: list[Module] = []
         #: Names of those whose functions will not be known.
@@ -136,8 +116,11 @@ class Modules:
         try:
             self._epoll.register(self._uevents, select.EPOLLIN)
             self._changes = self._look([]) + self._resume(earlier or [])
-            for module in self._waiting:
-                module.drop_init()
+            for one in self._waiting:
+                if one.init_end is not None:
+                    # The init function had returned before: its sections are others' by now.
+                    for name in [name for name in one.sections if name.startswith(_INIT)]:
+                        del one.sections[name]
         except BaseException:
             self.close()
             raise
@@ -200,7 +183,11 @@ class Modules:
                     continue
                 self._modules[name] = Module(one, self._last_look, now)
                 self._waiting.append(self._modules[name])
-            changes += self._update(self._modules[name], one, now)
+            module = self._modules[name]
+            module.listed = one
+            if module.init_end is None and one.state != LOADING:
+                module.init_end = (max(self._last_look, module.earliest), now)
+                changes += module.unloads()
         self._read_sections()
         self._last_look = before
         return changes
@@ -234,14 +221,6 @@ class Modules:
                 changes += module.unloads()
         return changes
 
-    def _update(self, module: Module, listed: Listed, now: int) -> list[Change]:
-        """Take in a module's line; its init has ended when it is no longer loading."""
-        module.listed = listed
-        if module.init_end is None and listed.state != LOADING:
-            module.init_end = (max(self._last_look, module.earliest), now)
-            return module.unloads()
-        return []
-
     def _resume(self, earlier: list[Lifetime]) -> list[Change]:
         """End what an earlier session left open, but for what may be there still."""
         changes: list[Change] = []
@@ -273,14 +252,13 @@ class Modules:
 
     def _ask(self) -> list[Change]:
         """Ask for the functions of the modules that are ready."""
-        if self._reader.fileno() >= 0 or not self._waiting:
+        ready = [one for one in self._waiting if one.is_ready()]
+        if self._reader.fileno() >= 0 or not ready:
             return []
-        self._asked = [module for module in self._waiting if module.is_ready()]
-        self._waiting = [module for module in self._waiting if not module.is_ready()]
-        if not self._asked:
-            return []
+        self._asked = ready
+        self._waiting = [one for one in self._waiting if one not in ready]
         try:
-            self._reader.ask([module.question() for module in self._asked])
+            self._reader.ask([one.question() for one in ready])
         except OSError:
             return self._take([])
         self._epoll.register(self._reader, select.EPOLLIN)
@@ -290,24 +268,29 @@ class Modules:
         """The changes that had to wait for these answers."""
         changes: list[Change] = []
         asked, self._asked = self._asked, []
-        for module, answer in zip_longest(asked, answers[: len(asked)]):
-            if answer is None and module.may_be_asked_again():
+        for number, module in enumerate(asked):
+            if number >= len(answers) and not module.was_asked_again and module.unload is None:
                 # The process was killed, or there was no room for one.
+                module.was_asked_again = True
                 self._waiting.append(module)
                 continue
             name = module.listed.name
             earlier = self._earlier.pop(name, None)
-            if answer is not None and module.accepts(answer):
-                changes += self._report(module, answer, earlier)
+            answer = answers[number] if number < len(answers) else None
+            # Functions read after the module had gone are those of a later one.
+            if answer and (module.unload is None or answer[0] <= module.unload[1]):
+                changes += self._report(module, answer[1:], earlier)
                 continue
             self._unknown.append(name)
             if earlier is not None:
                 changes.append(self._end_of(earlier, module.latest))
         return changes
 
-    def _report(self, module: Module, answer: Answer, earlier: Lifetime | None) -> list[Change]:
+    def _report(
+        self, module: Module, codes: tuple[Code, Code | None], earlier: Lifetime | None
+    ) -> list[Change]:
         """The load of a module, unless an earlier session reported it; its end."""
-        _, _, code, init = answer
+        code, init = codes
         load = module.load_of(code)
         module.symbol = load.symbol
         changes: list[Change] = []
@@ -316,7 +299,7 @@ class Modules:
                 return module.unloads()
             changes.append(self._end_of(earlier, module.latest))
         changes.append(load)
-        if init[1]:
+        if init is not None:
             init_load = module.load_of(init)
             module.init_symbol = init_load.symbol
             changes.append(init_load)

@@ -59,7 +59,7 @@ class PerfEventSource(Source):
         self._taker = Taker()
         self._sideband = Sideband()
         self._rings = PerCpuRings()
-        self._lost_at_read = True
+        self._read_format = syscalls.FORMAT_LOST
         self._since = self._looked = time.monotonic_ns()
         with ExitStack() as stack:
             stack.callback(self._rings.close)
@@ -87,9 +87,9 @@ class PerfEventSource(Source):
     def read(self) -> list[Change]:
         self._ticker.clear()
         changes: list[Change] = []
-        if time.monotonic_ns() - self._looked >= TICK * 1e9:
-            changes += self._follow_cpus()
-        rings = list(self._rings.by_cpu.values())
+        is_due = time.monotonic_ns() - self._looked >= TICK * 1e9
+        gone = self._follow_cpus(changes) if is_due else []
+        rings = [*gone, *self._rings.by_cpu.values()]
         since, (before, heads, now) = self._since, _look(rings)
         self._since = before
         records = [
@@ -97,6 +97,8 @@ class PerfEventSource(Source):
             for ring, head in zip(rings, heads)
             if ring.waiting(head)
         ]
+        for ring in gone:
+            ring.close()
         changes += self._sideband.changes(records, since, now) if records else ()
         return changes
 
@@ -125,9 +127,18 @@ class PerfEventSource(Source):
 
     def _open(self, cpu: int) -> bool:
         """Start listening on a CPU; False if it is offline."""
+        # A watermark of one byte: ``wakeup_events`` would count samples, and there are none.
+        attr = syscalls.perf_event_attr(
+            flags=_FLAGS, wakeup_watermark=1, read_format=self._read_format
+        )
         try:
-            ring = Ring(self._open_event(cpu), RING_BYTES, self._lost_at_read)
+            fd = syscalls.perf_event_open(attr, -1, cpu)
+            ring = Ring(fd, RING_BYTES, bool(self._read_format))
         except OSError as error:
+            if error.errno == errno.EINVAL and self._read_format:
+                # PERF_FORMAT_LOST is younger than KSYMBOL; without it, full rings are guessed.
+                self._read_format = 0
+                return self._open(cpu)
             if error.errno == errno.ENODEV:
                 return False
             raise privileges.perf_event_refusal(error, cpu) from error
@@ -135,26 +146,10 @@ class PerfEventSource(Source):
         self._epoll.register(ring.fd, select.EPOLLIN)
         return True
 
-    def _open_event(self, cpu: int) -> int:
-        # A watermark of one byte: ``wakeup_events`` would count samples, and there are none.
-        read_format = syscalls.FORMAT_LOST if self._lost_at_read else 0
-        attr = syscalls.perf_event_attr(flags=_FLAGS, wakeup_watermark=1, read_format=read_format)
-        try:
-            return syscalls.perf_event_open(attr, -1, cpu)
-        except OSError as error:
-            # PERF_FORMAT_LOST is younger than KSYMBOL; without it, full rings are guessed.
-            if error.errno != errno.EINVAL or not self._lost_at_read:
-                raise
-        self._lost_at_read = False
-        return self._open_event(cpu)
-
-    def _follow_cpus(self) -> list[Change]:
-        """Open rings on CPUs that came, close those of CPUs that went."""
+    def _follow_cpus(self, changes: list[Change]) -> list[Ring]:
+        """Open rings on CPUs that came; those of CPUs that went, for what they still hold."""
         since, self._looked = self._looked, time.monotonic_ns()
         gone, came = self._rings.look()
-        changes: list[Change] = []
-        for ring in gone:
-            changes += self._retire(ring)
         for cpu in came:
             try:
                 if not self._open(cpu):
@@ -163,26 +158,15 @@ class PerfEventSource(Source):
             except SourceError as error:
                 self.notes.append(str(error))
             changes.append(Loss(since, time.monotonic_ns(), _HOTPLUG_CAUSE))
-        return changes
-
-    def _retire(self, ring: Ring) -> list[Change]:
-        """Close the ring of a CPU that went, with what it still holds."""
-        changes: list[Change] = []
-        _, (head,), now = _look([ring])
-        if ring.waiting(head):
-            records = self._take(ring, head, self._since, now, changes)
-            changes += self._sideband.changes([records], self._since, now)
-        ring.close()
-        return changes
+        return gone
 
 
 def _look(rings: list[Ring]) -> tuple[int, list[int], int]:
     """All rings' heads at one instant, and times read before and after it.
 
-    Heads that two looks in a row find the same did not change between the looks. So this is
-    a state that all rings had at once: no record is left for the next read that is older
-    than one in this read. On a machine where records never stop coming the last look has to
-    do.
+    Heads that two looks in a row find the same did not change in between. So all rings had
+    this state at once: no record is left for the next read that is older than one in this
+    read. Where records never stop coming the last look has to do.
     """
     before = time.monotonic_ns()
     heads = [ring.head() for ring in rings]

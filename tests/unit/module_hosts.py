@@ -64,7 +64,7 @@ class Reader:
         self.asked.append(questions)
         self._reading, self._writing = os.pipe()
 
-    def answer(self, when: int = 0, problem: str = "") -> None:
+    def answer(self, when: int = 0, has_functions: bool = True) -> None:
         """Have the answers to what was asked last ready."""
         self.ready = []
         for name, base, *_ in self.asked[-1]:
@@ -72,8 +72,9 @@ class Reader:
             first = rows[0][0]
             length = max(start + size for start, size, _ in rows) - first
             data = pack_functions((start - first, size, word) for start, size, word in rows)
-            init = (base + INIT, 0x20, INIT_DATA) if name in self.with_init else (0, 0, b"")
-            self.ready.append((problem, when, (base + first, length, data), init))
+            init = (base + INIT, 0x20, INIT_DATA) if name in self.with_init else None
+            known = (when, (base + first, length, data), init)
+            self.ready.append(known if has_functions else None)
 
     def read(self) -> list[Answer] | None:
         ready, self.ready = self.ready, None

@@ -51,9 +51,12 @@ def test_messages_come_whole_however_they_are_cut(start: Start) -> None:
 
 
 def test_waiting_ends_when_it_listens_and_loses_nothing(start: Start) -> None:
-    process = start(workers.sends_one_before_it_listens)
+    process = start(workers.listens_and_sends_one)
     process.wait(30)
-    assert [known.id for known in process.read()] == [1]
+    found = process.read()
+    while not found:
+        found = wait(process)
+    assert [known.id for known in found] == [1]
     process.finish()
     process = start(workers.ends)
     process.wait(30)

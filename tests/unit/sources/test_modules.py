@@ -234,7 +234,7 @@ def test_those_nobody_could_place_are_said(host: Host) -> None:
     host.add("a", 1)
     modules = host.follow()
     modules.read()
-    host.reader.answer(problem="no functions")
+    host.reader.answer(has_functions=False)
     assert modules.read() == []
     host.announce("brief")
     host.uevents.waiting.append((False, "brief"))

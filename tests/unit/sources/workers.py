@@ -40,9 +40,9 @@ def sends_details_of_all_sizes(recorder: Connection) -> None:
     recorder.send(0.25)
 
 
-def sends_one_before_it_listens(recorder: Connection) -> None:
-    recorder.send(details_of(1))
+def listens_and_sends_one(recorder: Connection) -> None:
     recorder.send(LISTENING)
+    recorder.send(details_of(1))
     recorder.receive()
 
 
