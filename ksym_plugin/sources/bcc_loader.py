@@ -101,7 +101,15 @@ def compile_and_load(parent: Connection) -> None:
     sys.path[:] = request["path"]
     raised, fds = "", []
     try:
-        fds = _load(request)
+        bcc = load()
+        bpf: Any = bcc.BPF(text=request["text"].encode(), cflags=request["flags"])
+        for name in (name.encode() for name in request["programs"]):
+            # bcc has loaded and attached by itself what it knows by its name.
+            function = bpf.funcs.get(name) or bpf.load_func(name, bcc.BPF.KPROBE)
+            fds.append(function.fd)
+        fds += [bpf[name.encode()].map_fd for name in request["maps"]]
+        # Last what holds the programs attached.
+        fds += bpf.kfunc_entry_fds.values()
     except SourceError:
         raise
     except Exception as error:  # noqa: BLE001 - bcc raises nothing narrower
@@ -113,61 +121,31 @@ def compile_and_load(parent: Connection) -> None:
     os._exit(0)
 
 
-def _load(request: dict[str, Any]) -> list[int]:
-    """Programs and maps in the order asked for, then whatever holds the programs attached."""
-    bcc = load()
-    bpf: Any = bcc.BPF(text=request["text"].encode(), cflags=request["flags"])
-    programs = []
-    for name in (name.encode() for name in request["programs"]):
-        # bcc has loaded and attached by itself what it knows by its name.
-        function = bpf.funcs.get(name) or bpf.load_func(name, bcc.BPF.KPROBE)
-        programs.append(function.fd)
-    maps = [bpf[name.encode()].map_fd for name in request["maps"]]
-    return [*programs, *maps, *bpf.kfunc_entry_fds.values()]
-
-
 def load() -> ModuleType:
     """iovisor's bcc, imported. SourceError where it is not installed or does not work."""
-    folder, other = _here()
-    name = "bcc"
-    if not folder:
-        folder, name = _in_system(), _PRIVATE_NAME
-    if not folder:
-        raise _missing(other)
-    try:
-        return sys.modules.get(name) or _import(name, folder)
-    except (ImportError, OSError) as error:
-        # OSError is the dynamic loader's.
-        raise SourceError(
-            f"bcc in {folder} cannot be imported ({error})", "reinstall python3-bpfcc and libbpfcc"
-        ) from error
-
-
-def _here() -> tuple[str, str]:
-    """The folder of this Python's bcc if it is iovisor's; else "" and where the other one is."""
     from importlib.machinery import PathFinder
 
     spec = PathFinder.find_spec("bcc", sys.path)
+    own = [] if spec is None else spec.submodule_search_locations or []
+    patterns = [os.path.join(folder, "bcc") for folder in _SYSTEM]
+    system = [path for pattern in patterns for path in sorted(glob.glob(pattern), reverse=True)]
+    for name, folders in (("bcc", own), (_PRIVATE_NAME, system)):
+        for folder in folders:
+            if not os.path.exists(os.path.join(folder, _MARK)):
+                continue
+            try:
+                return sys.modules.get(name) or _import(name, folder)
+            except (ImportError, OSError) as error:
+                # OSError is the dynamic loader's.
+                raise SourceError(
+                    f"bcc in {folder} cannot be imported ({error})",
+                    "reinstall python3-bpfcc and libbpfcc",
+                ) from error
     if spec is None:
-        return "", ""
-    for folder in spec.submodule_search_locations or ():
-        if os.path.exists(os.path.join(folder, _MARK)):
-            return folder, ""
-    return "", os.path.dirname(spec.origin or "") or "this environment"
-
-
-def _in_system() -> str:
-    for pattern in _SYSTEM:
-        for mark in sorted(glob.glob(os.path.join(pattern, "bcc", _MARK)), reverse=True):
-            return os.path.dirname(mark)
-    return ""
-
-
-def _missing(other: str) -> SourceError:
-    if not other:
-        return SourceError("bcc is not installed", _INSTALL)
-    return SourceError(
-        f"the bcc in {other} is PyPI's, which has nothing to do with BPF",
+        raise SourceError("bcc is not installed", _INSTALL)
+    raise SourceError(
+        f"the bcc in {os.path.dirname(spec.origin or '') or 'this environment'} is PyPI's, "
+        "which has nothing to do with BPF",
         f"{_INSTALL}; the other one may stay, or go by: {sys.executable} -m pip uninstall bcc",
     )
 
