@@ -52,10 +52,11 @@ class Pipe:
 
     def is_ours(self) -> bool:
         """Whether they are still open: their numbers may be another file's by now."""
-        return self.read_fd >= 0 and self._identity == _identity(self.read_fd)
+        # Both ends have the same inode.
+        return self._identity == _identity(self.read_fd) == _identity(self._write_fd)
 
     def wake(self) -> None:
-        if self.read_fd >= 0 and self._identity == _identity(self._write_fd):
+        if self.is_ours():
             with contextlib.suppress(OSError):
                 os.write(self._write_fd, b".")
 
@@ -65,10 +66,11 @@ class Pipe:
 
     def close(self) -> None:
         """Idempotent."""
-        if self.read_fd >= 0:
-            read_fd, self.read_fd = self.read_fd, -1
-            os.close(read_fd)
-            os.close(self._write_fd)
+        fds = (self.read_fd, self._write_fd)
+        self.read_fd = self._write_fd = -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
 
 
 def _identity(fd: int) -> tuple[int, int] | None:
@@ -182,7 +184,7 @@ class Follower:
         self._has_started = threading.Event()
         self._awaits_start = True
         self._is_forked = False
-        self._modules: dict[str, tuple[int, int]] = {}
+        self._modules: dict[str, tuple[int, int]] | None = None
         self._ticked = self._looked = 0
         self._thread = threading.Thread(target=self._work, name="ksym", daemon=True)
         try:
@@ -209,10 +211,8 @@ class Follower:
         if clock != MONOTONIC:
             try:
                 time_ns = table.to_monotonic(clock, time_ns)
-            except (KsymError, AttributeError) as error:
-                # The instants have no such clock at all.
-                known = isinstance(error, KsymError)
-                reason = Reason(str(error) if known else f"there is no clock called {clock}")
+            except KsymError as error:
+                reason = Reason(str(error))
                 return [reason for _ in addresses]
         late = time_ns > tracker.covered and not self._catch_up(time_ns)
         return table.frames(addresses, time_ns, late)
@@ -300,8 +300,8 @@ class Follower:
                 self._has_statics.set()
                 if not self._fail(error):
                     break
-            pause = shortest if time.monotonic() - began > longest else min(pause * 2, longest)
-            pause = max(pause, shortest)
+            has_lasted = time.monotonic() - began > longest
+            pause = shortest if has_lasted or not pause else min(pause * 2, longest)
         with self._using:
             self._give_back(self._pipe.is_ours())
 
@@ -400,7 +400,7 @@ class Follower:
     def _look_at_modules(self) -> None:
         """Read the static symbols anew when modules have come or gone."""
         modules = extents()
-        if self._has_statics.is_set() and modules == self._modules:
+        if modules == self._modules:
             return
         self._modules = modules
         kallsyms = None

@@ -17,7 +17,8 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Union
 
 from ksym_plugin.kernel import identity
-from ksym_plugin.kernel.clocks import ClockMap
+from ksym_plugin.kernel.clocks import CLOCKS, ClockMap
+from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from ksym_plugin.kernel.clocks import Instant
     from ksym_plugin.kernel.kallsyms import Kallsyms
-    from ksym_plugin.timeline.symbols import Load
+    from ksym_plugin.timeline.symbols import Lifetime, Load
     from ksym_plugin.timeline.tracker import Update
 
 #: How many readings of all clocks stay: an hour's, at one each ten seconds.
@@ -97,7 +98,9 @@ class Table:
         return _doubted(frame)
 
     def to_monotonic(self, clock: str, time_ns: int) -> int:
-        """See ``ClockMap.to_monotonic``."""
+        """See ``ClockMap.to_monotonic``; KsymError too where there is no such clock."""
+        if clock not in CLOCKS:
+            raise KsymError(f"there is no clock called {clock}")
         return self._clocks.to_monotonic(clock, time_ns)
 
     def tick(self, instant: Instant) -> None:
@@ -142,20 +145,19 @@ class Table:
 
     def _note(self, update: Update) -> None:
         self._notices += update.losses
-        added, removed, disturbed = update.added, update.removed, update.disturbed
-        if disturbed:
-            removed = [*removed, *(one for one in disturbed if one.unloaded_latest is not None)]
-        if added or removed or disturbed:
-            self._announce([one.symbol for one in added], [one.symbol for one in removed])
+        ended = [one for one in update.disturbed if one.unloaded_latest is not None]
+        if update.added or update.removed or update.disturbed:
+            self._announce(update.added, [*update.removed, *ended])
         if update.is_resync:
             if not self.tracker.resyncs:
                 # The first time a host has nothing to drop but GAP answers.
                 self._notices.clear()
             self._announce([], [])
 
-    def _announce(self, added: list[Symbol], removed: list[Symbol]) -> None:
+    def _announce(self, added: list[Lifetime], removed: list[Lifetime]) -> None:
         self.generation += 1
-        self._notices.append(Changed(added, removed, self.generation))
+        symbols = [one.symbol for one in added], [one.symbol for one in removed]
+        self._notices.append(Changed(*symbols, self.generation))
 
 
 def _uncertain(frame: Frame | Reason) -> Frame | Reason:
