@@ -49,8 +49,7 @@ _NO_HEADERS = "kernel headers"
 class BccProgram:
     """The descriptors of programs and maps; whatever bcc attached stays so while it is open.
 
-    SourceError if it cannot be compiled or loaded, OSError if this process may not have so
-    many descriptors.
+    SourceError if it cannot be compiled or loaded.
     """
 
     def __init__(self, flags: list[str], programs: tuple[str, ...], maps: tuple[str, ...]) -> None:
@@ -62,11 +61,17 @@ class BccProgram:
             "programs": programs,
             "maps": maps,
         }
-        self._fds = _compiled(request)
-        if len(self._fds) < len(programs) + len(maps):
-            # The kernel passes on as many as the limit leaves room for.
-            self.close()
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        try:
+            self._fds = _compiled(request)
+            if len(self._fds) < len(programs) + len(maps):
+                # The kernel passes on as many as the limit leaves room for.
+                self.close()
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        except OSError as error:
+            raise SourceError(
+                f"the probe cannot be compiled in a process of its own ({error.strerror})",
+                "raise the limits on processes, files and memory (ulimit -u, -n, -v)",
+            ) from error
         self.programs = self._fds[: len(programs)]
         self.maps = dict(zip(maps, self._fds[len(programs) :]))
 

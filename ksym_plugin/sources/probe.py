@@ -100,7 +100,8 @@ class KsymSource(Source):
             size = RING_BYTES if ring_bytes is None else ring_bytes
             # A power of two, as the kernel wants it.
             pages = 1 << (max(1, -(-size // mmap.PAGESIZE)) - 1).bit_length()
-            self._program = self._compile([f"-DKSYM_RING_PAGES={pages}"] if use_ring else [])
+            flags = [*self.flags, *([f"-DKSYM_RING_PAGES={pages}"] if use_ring else [])]
+            self._program = BccProgram(flags, self.programs, _MAPS)
             stack.callback(self._program.close)
             self._open(stack, use_ring, pages * mmap.PAGESIZE)
             self._attach()
@@ -170,15 +171,6 @@ class KsymSource(Source):
 
     def _attach(self) -> None:
         """Have the kernel run the programs, until what ``_check`` opened is closed."""
-
-    def _compile(self, flags: list[str]) -> BccProgram:
-        try:
-            return BccProgram([*self.flags, *flags], self.programs, _MAPS)
-        except OSError as error:
-            raise SourceError(
-                f"the probe cannot be compiled in a process of its own ({error.strerror})",
-                "raise the limits on processes, files and memory (ulimit -u, -n, -v)",
-            ) from error
 
     def _open(self, stack: ExitStack, use_ring: bool, size: int) -> None:
         """Open the rings and what there is to wait for."""
@@ -324,36 +316,29 @@ def _open_kprobe(pmu: int, function: str, cpu: int) -> int:
 def self_test(take: Callable[[], list[Record]]) -> bool:
     """Whether the end of a program's symbol is that of its code, as far as can be known.
 
-    ``take`` returns the records that the probe has written since it was last called.
-    SourceError if the probe does not see a program come and go.
+    ``take`` returns the records that the probe has written. SourceError if it does not see a
+    program come and go.
     """
     try:
         fd = load_program(_SOCKET_FILTER, name=_SELF_TEST)
         try:
             length = ProgramReader().info(fd).jited_length
-            added = _find(take(), ADD)
         finally:
             os.close(fd)
     except OSError as error:
         raise SourceError(f"the probe cannot be tried ({error.strerror})") from error
-    deleted = _find(take(), DEL)
+    own = [record for record in take() if record.name.endswith(f"_{_SELF_TEST}")]
+    seen = {record.kind: record.length for record in own}
     if not length:
         # Not JITed, so without a symbol.
         return True
-    if added is None or deleted is None:
+    if len(seen) < len((ADD, DEL)):
         raise SourceError(
             "the probe does not see programs come and go (the compiler of this kernel may "
             "have inlined bpf_ksym_add or bpf_ksym_del)",
             "use --source perf_event",
         )
-    return added.length == length
-
-
-def _find(records: list[Record], kind: int) -> Record | None:
-    for record in records:
-        if record.kind == kind and record.name.endswith(f"_{_SELF_TEST}"):
-            return record
-    return None
+    return seen[ADD] == length
 
 
 def load_program(type: int, attach_type: int = 0, name: str = "") -> int:

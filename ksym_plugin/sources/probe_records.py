@@ -175,7 +175,7 @@ def merged(losses: Iterable[Loss]) -> list[Loss]:
         if last is None or loss.since > last.until or last.cause != loss.cause:
             found.append(loss)
             continue
-        count = None if last.count is None or loss.count is None else last.count + loss.count
+        count = (last.count or 0) + (loss.count or 0)
         found[-1] = Loss(last.since, max(last.until, loss.until), last.cause, count)
     return found
 
