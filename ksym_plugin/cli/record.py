@@ -31,7 +31,6 @@ from ksym_plugin.timeline.symbols import BPF_PROG, MODULE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ksym_plugin.sources import Attempt
     from ksym_plugin.timeline.tracker import Source, Tracker
 
 
@@ -104,7 +103,7 @@ def command(
     With --for, a COMMAND that still runs by then is ended with SIGTERM.
     """
     # Compiling a probe takes seconds, and until then Ctrl-C ends this as any program.
-    changes, attempts = open_source(source, ring_bytes)
+    changes, refusals = open_source(source, ring_bytes)
     with Signals() as signals, contextlib.ExitStack() as stack:
         stack.callback(changes.close)
         if ring_bytes is not None and "ring_bytes" not in changes.stats():
@@ -112,7 +111,7 @@ def command(
         if stats:
             _measure(changes)
         recording = Recording(output, changes, Retention(max_age, max_size), signals, stack)
-        _announce(recording, attempts)
+        _announce(recording, refusals)
         if seconds is not None:
             recording.until = time.monotonic_ns() + seconds
         status = recording.run(command)
@@ -293,9 +292,9 @@ def _modules(stack: contextlib.ExitStack, writer: HistoryWriter) -> Modules | No
     return modules
 
 
-def _announce(recording: Recording, attempts: list[Attempt]) -> None:
+def _announce(recording: Recording, refusals: list[tuple[str, SourceError]]) -> None:
     source, clock = recording.source, recording.clock
-    instead = "".join(f"; not {failed.name}: {failed.problem}" for failed in attempts)
+    instead = "".join(f"; not {name}: {error.problem}" for name, error in refusals)
     say(f"recording with {source.name} into {recording.output}{instead}")
     for note in source.notes:
         say(note)

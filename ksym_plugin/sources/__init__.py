@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ksym_plugin.timeline.errors import SourceError
 
@@ -17,35 +17,30 @@ AUTO = "auto"
 NAMES = ("kprobe", "fentry", "perf_event", "polling")
 
 
-class Attempt(NamedTuple):
-    """A source that did not start: why, and what to do about it."""
-
-    name: str
-    problem: str
-    remedy: str
-
-
-def open_source(name: str = AUTO, ring_bytes: int | None = None) -> tuple[Source, list[Attempt]]:
-    """The source called ``name``, or the first that starts; and those that did not.
+def open_source(
+    name: str = AUTO, ring_bytes: int | None = None
+) -> tuple[Source, list[tuple[str, SourceError]]]:
+    """The source called ``name``, or the first that starts; and those that did not, and why.
 
     ``ring_bytes`` is the room for records that nobody has read yet, where a source has such
     a ring (its size is in ``stats``); None is for its default.
     The source is started and belongs to the caller. SourceError, naming every source
     tried with its reason, when none starts.
     """
-    attempts: list[Attempt] = []
-    for known in NAMES:
-        if name not in (AUTO, known):
-            continue
-        try:
-            return _start(known, ring_bytes), attempts
-        except SourceError as error:
-            attempts.append(Attempt(known, error.problem, error.remedy))
-    if not attempts:
+    if name not in (AUTO, *NAMES):
         raise SourceError(
             f"there is no event source called {name}", f"use {', '.join([AUTO, *NAMES])}"
         )
-    raise _none_started(attempts)
+    refusals: list[tuple[str, SourceError]] = []
+    for known in NAMES if name == AUTO else (name,):
+        try:
+            return _start(known, ring_bytes), refusals
+        except SourceError as error:
+            refusals.append((known, error))
+    text = ", ".join(f"{known}: {error.problem}" for known, error in refusals)
+    remedies = dict.fromkeys(error.remedy for _, error in refusals if error.remedy)
+    problem = text if len(refusals) == 1 else f"no event source can start ({text})"
+    raise SourceError(problem, "; or ".join(remedies))
 
 
 def _start(name: str, ring_bytes: int | None) -> Source:
@@ -61,11 +56,3 @@ def _start(name: str, ring_bytes: int | None) -> Source:
     from ksym_plugin.sources.polling import PollingSource
 
     return PollingSource()
-
-
-def _none_started(attempts: list[Attempt]) -> SourceError:
-    if len(attempts) == 1:
-        return SourceError(f"{attempts[0].name}: {attempts[0].problem}", attempts[0].remedy)
-    problems = ", ".join(f"{attempt.name}: {attempt.problem}" for attempt in attempts)
-    remedies = dict.fromkeys(attempt.remedy for attempt in attempts if attempt.remedy)
-    return SourceError(f"no event source can start ({problems})", "; or ".join(remedies))

@@ -223,11 +223,11 @@ def test_auto_goes_on_to_the_next_and_keeps_the_reason(monkeypatch, four_cpus):
     monkeypatch.setattr(syscalls, "bpf", lambda command, attr: fail(errno.ENOENT))
     monkeypatch.setattr(probe, "PMU", "/nowhere")
     monkeypatch.setattr(probe, "KERNEL_BTF", "/nowhere")
-    source, attempts = sources.open_source()
+    source, refusals = sources.open_source()
     assert source.name == "polling"
     assert (source.fileno(), source.interval) == (-1, 0.1)
-    assert [attempt.name for attempt in attempts] == ["kprobe", "fentry", "perf_event"]
-    assert "perf_event_paranoid" in attempts[-1].remedy
+    assert [name for name, _ in refusals] == ["kprobe", "fentry", "perf_event"]
+    assert "perf_event_paranoid" in refusals[-1][1].remedy
     source.close()
 
 
