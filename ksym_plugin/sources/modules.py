@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import select
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -107,13 +108,12 @@ class Modules:
         self._unannounced: set[str] = set()
         self._earlier: dict[str, Lifetime] = {}
         self._reader = reader or FunctionReader()
-        self._epoll = select.epoll()
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._reader.close)
             self._uevents = uevents or Uevents()
-        except BaseException:
-            self._epoll.close()
-            raise
-        try:
+            stack.callback(self._uevents.close)
+            self._epoll = select.epoll()
+            stack.callback(self._epoll.close)
             self._epoll.register(self._uevents, select.EPOLLIN)
             self._changes = self._look([]) + self._resume(earlier or [])
             for one in self._waiting:
@@ -121,9 +121,7 @@ class Modules:
                     # The init function had returned before: its sections are others' by now.
                     for name in [name for name in one.sections if name.startswith(_INIT)]:
                         del one.sections[name]
-        except BaseException:
-            self.close()
-            raise
+            self._stack = stack.pop_all()
 
     def fileno(self) -> int:
         """Readable when ``read`` should be called; that is due every second in any case."""
@@ -166,9 +164,7 @@ class Modules:
 
     def close(self) -> None:
         """Give everything back; idempotent."""
-        self._reader.close()
-        self._epoll.close()
-        self._uevents.close()
+        self._stack.close()
 
     def _look(self, events: list[tuple[bool, str]]) -> list[Change]:
         """Compare the list with that before; ``events`` are those that came in between."""
@@ -256,7 +252,7 @@ class Modules:
         if self._reader.fileno() >= 0 or not ready:
             return []
         self._asked = ready
-        self._waiting = [one for one in self._waiting if one not in ready]
+        self._waiting = [one for one in self._waiting if not one.is_ready()]
         try:
             self._reader.ask([one.question() for one in ready])
         except OSError:

@@ -58,11 +58,9 @@ class PollingSource(Source):
         if taken.limit:
             # Without ids and lengths there is nothing to compare.
             raise privileges.programs_hidden()
-        self._images: dict[int, Load] = {}
+        self._images = {load.symbol.start: load for load in taken.loads if load.prog_id is None}
         for load in taken.loads:
-            if load.prog_id is None:
-                self._images[load.symbol.start] = load
-            elif load.prog_id in self._programs:
+            if load.prog_id in self._programs:
                 self._programs[load.prog_id].append(load)
 
     def snapshot(self) -> list[Load]:
@@ -73,10 +71,10 @@ class PollingSource(Source):
 
     def read(self) -> list[Change]:
         before = time.monotonic_ns()
-        losses, fresh = self._new_programs()
-        loads = [load for group in fresh.values() for load in group]
         changes: list[Change] = []
-        if before >= self._list_due or self._takes_a_place(loads):
+        fresh = self._new_programs(changes)
+        loads = [load for group in fresh.values() for load in group]
+        if before >= self._list_due or (loads and self._takes_a_place(loads)):
             changes += self._gone_programs(fresh)
         self._programs.update(fresh)
         changes += loads
@@ -86,10 +84,10 @@ class PollingSource(Source):
         if before >= self._images_due:
             changes += self._image_changes()
         self._read_at = before
-        return [*losses, *changes]
+        return changes
 
-    def _new_programs(self) -> tuple[list[Loss], dict[int, list[Load]]]:
-        """Programs after the last known id, and a loss for ids that are missing."""
+    def _new_programs(self, changes: list[Change]) -> dict[int, list[Load]]:
+        """Programs after the last known id; a loss for ids that are missing joins ``changes``."""
         listed = self._reader.newer_than(self._last_id)
         found = [program for program in listed if program.id not in self._programs]
         now = time.monotonic_ns()
@@ -99,20 +97,18 @@ class PollingSource(Source):
                 self.notes = [str(privileges.programs_hidden())]
             earliest = max(self._read_at, program.load_time)
             fresh[program.id] = program_loads(program, self._reader, {}, earliest, now)
-        if not found:
-            return [], fresh
-        skipped = found[-1].id - self._last_id - len(found)
-        count = skipped if self._count_skipped else None
-        losses = [Loss(self._newer_since, now, _SKIPPED_CAUSE, count)] if skipped else []
-        self._count_skipped = True
-        # Ids above this one may have come and gone since the poll before saw the end.
-        self._newer_since = self._read_at
-        self._last_id = found[-1].id
-        return losses, fresh
+        if found:
+            skipped = found[-1].id - self._last_id - len(found)
+            if skipped:
+                count = skipped if self._count_skipped else None
+                changes.append(Loss(self._newer_since, now, _SKIPPED_CAUSE, count))
+            self._count_skipped = True
+            # Ids above this one may have come and gone since the poll before saw the end.
+            self._newer_since = self._read_at
+            self._last_id = found[-1].id
+        return fresh
 
     def _takes_a_place(self, loads: list[Load]) -> bool:
-        if not loads:
-            return False
         starts = {load.symbol.start for group in self._programs.values() for load in group}
         return any(load.symbol.start in starts for load in loads)
 
