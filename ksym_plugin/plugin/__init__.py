@@ -49,9 +49,7 @@ def ksym_stop(manager: KsymPluginManager) -> None:
     """Forget the host, and close everything with the last one."""
     with _state:
         _hosts.discard(manager)
-        follower = None if _hosts else _take_follower()
-    if follower is not None:
-        follower.stop()
+    _stop_if_unused()
 
 
 @hookimpl
@@ -74,10 +72,13 @@ def begin() -> Follower | None:
         return _follower
 
 
-def _take_follower() -> Follower | None:
+def _stop_if_unused() -> None:
     global _follower
-    follower, _follower = _follower, None
-    return follower
+    with _state:
+        if _hosts or _follower is None:
+            return
+        follower, _follower = _follower, None
+    follower.stop()
 
 
 def _open() -> Source:
@@ -101,11 +102,8 @@ def _open() -> Source:
 
 
 def _third_party_sources() -> dict[str, Callable[[], Source]]:
-    found: dict[str, Callable[[], Source]] = {}
-    for host in _listening():
-        for sources in host.hook.ksym_sources():
-            found.update(sources)
-    return found
+    offers = (sources for host in _listening() for sources in host.hook.ksym_sources())
+    return {name: construct for sources in offers for name, construct in sources.items()}
 
 
 def _listening() -> list[KsymPluginManager]:
@@ -138,7 +136,7 @@ def _before_fork() -> None:
         _follower.table.lock.acquire()
 
 
-def _after_fork_in_parent() -> None:
+def _after_fork() -> None:
     if _follower is not None:
         _follower.table.lock.release()
     _state.release()
@@ -147,21 +145,18 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     if _follower is not None:
         _follower.after_fork_in_child()
-        _follower.table.lock.release()
-    _state.release()
+    _after_fork()
 
 
 def _at_exit() -> None:
     with _state:
         _hosts.clear()
-        follower = _take_follower()
-    if follower is not None:
-        follower.stop()
+    _stop_if_unused()
 
 
 os.register_at_fork(
     before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
+    after_in_parent=_after_fork,
     after_in_child=_after_fork_in_child,
 )
 atexit.register(_at_exit)
