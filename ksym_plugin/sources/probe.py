@@ -213,6 +213,7 @@ class KsymSource(Source):
 
     def _compare(self) -> list[Loss]:
         """What the probe has counted, against what has come."""
+        began = time.monotonic_ns()
         losses: list[Loss] = []
         lost_images = 0
         for kind in (ADD, DEL):
@@ -225,7 +226,7 @@ class KsymSource(Source):
             losses.append(Loss(self._checked, now, _MISSED_CAUSE, missed - self._missed))
         if lost_images > self._lost_images or missed > self._missed:
             self._images_unsure = True
-        self._lost_images, self._missed, self._checked = lost_images, missed, now
+        self._lost_images, self._missed, self._checked = lost_images, missed, began
         return losses
 
     def _counts(self, kind: int) -> list[Counts]:

@@ -161,7 +161,8 @@ class Streams:
                 losses.append(Loss(stream.at, after, CAUSE, count))
                 stream.lost += count
                 stream.ahead += count
-                stream.at = after
+                # Not ``after``: more may have been lost since it was counted.
+                stream.at = before
             elif counts.seq & SEQ_MASK == (stream.seq + stream.ahead) & SEQ_MASK:
                 stream.at = before
         return losses

@@ -98,6 +98,18 @@ def test_a_quiet_stream_bounds_a_later_gap_by_the_tick_before():
     assert (loss.since, loss.until, loss.count) == (5000, 7000, 1)
 
 
+def test_a_loss_after_the_count_and_before_it_was_known_is_in_the_next_gap():
+    probe = Probe()
+    streams = Streams([probe.counts(ADD), probe.counts(DEL)], 0)
+    probe.tell(ADD, 0, 500, False)
+    counted = probe.counts(ADD)
+    probe.tell(ADD, 0, 1500, False)
+    (first,) = streams.compare(ADD, counted, 1000, 2000)
+    (second,) = compared(streams, probe, 3000)
+    assert (first.since, first.until, first.count) == (0, 2000, 1)
+    assert (second.since, second.until, second.count) == (1000, 3000, 1)
+
+
 def test_records_from_before_the_base_show_no_loss():
     probe = Probe()
     early = [probe.tell(ADD, 0, stamp, True) for stamp in (1, 2, 3)]
