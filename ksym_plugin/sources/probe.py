@@ -188,9 +188,8 @@ class KsymSource(Source):
 
     def _begin(self) -> None:
         """From here on every change is returned, or counted as lost."""
-        at = time.monotonic_ns()
-        self._checked = at
-        self._streams = Streams([self._counts(kind) for kind in (ADD, DEL)], at)
+        self._checked = time.monotonic_ns()
+        self._streams = Streams(self._counts(), self._checked)
         self._missed = self._misses()
         self._changes = Changes(self_test(self._look))
 
@@ -213,24 +212,20 @@ class KsymSource(Source):
 
     def _compare(self) -> list[Loss]:
         """What the probe has counted, against what has come."""
-        began = time.monotonic_ns()
-        losses: list[Loss] = []
-        lost_images = 0
-        for kind in (ADD, DEL):
-            before = time.monotonic_ns()
-            counts = self._counts(kind)
-            losses += self._streams.compare(kind, counts, before, time.monotonic_ns())
-            lost_images += sum(each.lost_images for each in counts)
-        missed, now = self._misses(), time.monotonic_ns()
+        before = time.monotonic_ns()
+        counted, missed = self._counts(), self._misses()
+        after = time.monotonic_ns()
+        losses = self._streams.compare(counted, before, after)
         if missed > self._missed:
-            losses.append(Loss(self._checked, now, _MISSED_CAUSE, missed - self._missed))
+            losses.append(Loss(self._checked, after, _MISSED_CAUSE, missed - self._missed))
+        lost_images = sum(each.lost_images for cpus in counted for each in cpus)
         if lost_images > self._lost_images or missed > self._missed:
             self._images_unsure = True
-        self._lost_images, self._missed, self._checked = lost_images, missed, began
+        self._lost_images, self._missed, self._checked = lost_images, missed, before
         return losses
 
-    def _counts(self, kind: int) -> list[Counts]:
-        return counts_of(self._program.maps["streams"], kind, self._cpus)
+    def _counts(self) -> list[list[Counts]]:
+        return counts_of(self._program.maps["streams"], self._cpus)
 
     def _misses(self) -> int:
         """How often the kernel did not run the programs since they were running."""

@@ -12,6 +12,7 @@ import struct
 import time
 from array import array
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Union
 
 from ksym_plugin.kernel import syscalls
@@ -102,11 +103,14 @@ class Counts(NamedTuple):
     lost_images: int
 
 
-def counts_of(map_fd: int, kind: int, cpus: int) -> list[Counts]:
-    """What the map ``streams`` has of one kind of change: one Counts for each CPU there can be."""
+def counts_of(map_fd: int, cpus: int) -> list[list[Counts]]:
+    """What the map ``streams`` has: by kind of change, one Counts for each CPU there can be."""
     value = array("Q", bytes(_STREAM.size * cpus))
-    _element(syscalls.MAP_LOOKUP_ELEM, map_fd, kind, value)
-    return [Counts(*words) for words in _STREAM.iter_unpack(value)]
+    found: list[list[Counts]] = []
+    for kind in (ADD, DEL):
+        _element(syscalls.MAP_LOOKUP_ELEM, map_fd, kind, value)
+        found.append([Counts(*words) for words in _STREAM.iter_unpack(value)])
+    return found
 
 
 @dataclass
@@ -127,7 +131,7 @@ class _Stream:
 class Streams:
     """All streams by kind and CPU, from the time ``at`` on, when the probe had counted ``base``."""
 
-    def __init__(self, base: Iterable[Iterable[Counts]], at: int) -> None:
+    def __init__(self, base: list[list[Counts]], at: int) -> None:
         self._streams = [
             [_Stream(counts.seq & SEQ_MASK, counts.lost, at) for counts in cpus] for cpus in base
         ]
@@ -148,22 +152,21 @@ class Streams:
         stream.at = max(stream.at, record.stamp)
         return loss
 
-    def compare(self, kind: int, cpus: Iterable[Counts], before: int, after: int) -> list[Loss]:
+    def compare(self, counted: list[list[Counts]], before: int, after: int) -> list[Loss]:
         """The losses that no gap in the numbers has shown.
 
-        The probe counted ``cpus`` between ``before`` and ``after``; all records that there
+        The probe's counts were read between ``before`` and ``after``; all records that there
         were had been noted by then.
         """
         losses: list[Loss] = []
-        for stream, counts in zip(self._streams[kind], cpus):
+        for stream, counts in zip(chain(*self._streams), chain(*counted)):
             count = counts.lost - stream.lost
             if count > 0:
                 losses.append(Loss(stream.at, after, CAUSE, count))
                 stream.lost += count
                 stream.ahead += count
+            if count > 0 or counts.seq & SEQ_MASK == (stream.seq + stream.ahead) & SEQ_MASK:
                 # Not ``after``: more may have been lost since it was counted.
-                stream.at = before
-            elif counts.seq & SEQ_MASK == (stream.seq + stream.ahead) & SEQ_MASK:
                 stream.at = before
         return losses
 

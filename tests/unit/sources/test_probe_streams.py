@@ -27,8 +27,11 @@ class Probe:
             return None
         return Told(kind, cpu, self.seq[kind, cpu] & SEQ_MASK, stamp)
 
-    def counts(self, kind):
-        return [Counts(self.seq[kind, cpu], self.dropped[kind, cpu], 0) for cpu in range(CPUS)]
+    def counts(self):
+        return [
+            [Counts(self.seq[kind, cpu], self.dropped[kind, cpu], 0) for cpu in range(CPUS)]
+            for kind in (ADD, DEL)
+        ]
 
 
 class Told:
@@ -39,9 +42,7 @@ class Told:
 
 
 def compared(streams, probe, now):
-    return [
-        loss for kind in (ADD, DEL) for loss in streams.compare(kind, probe.counts(kind), now, now)
-    ]
+    return streams.compare(probe.counts(), now, now)
 
 
 EVENTS = st.lists(
@@ -57,7 +58,7 @@ EVENTS = st.lists(
 @given(EVENTS, st.sampled_from([0, SEQ_MASK - 3]))
 def test_each_loss_is_counted_once_and_lies_in_its_gap(events, first):
     probe = Probe(first)
-    streams = Streams([probe.counts(ADD), probe.counts(DEL)], 0)
+    streams = Streams(probe.counts(), 0)
     losses, ring, now = [], [], 0
     for what, kind, cpu in [*events, ("drain", 0, 0), ("tick", 0, 0)]:
         now += 10
@@ -80,7 +81,7 @@ def test_each_loss_is_counted_once_and_lies_in_its_gap(events, first):
 
 def test_a_gap_lies_between_its_neighbours():
     probe = Probe()
-    streams = Streams([probe.counts(ADD), probe.counts(DEL)], 0)
+    streams = Streams(probe.counts(), 0)
     assert streams.note(probe.tell(ADD, 1, 10, True)) is None
     probe.tell(ADD, 1, 20, False)
     assert streams.note(probe.tell(DEL, 1, 30, True)) is None
@@ -90,7 +91,7 @@ def test_a_gap_lies_between_its_neighbours():
 
 def test_a_quiet_stream_bounds_a_later_gap_by_the_tick_before():
     probe = Probe()
-    streams = Streams([probe.counts(ADD), probe.counts(DEL)], 0)
+    streams = Streams(probe.counts(), 0)
     streams.note(probe.tell(ADD, 0, 10, True))
     assert compared(streams, probe, 5000) == []
     probe.tell(ADD, 0, 6000, False)
@@ -100,11 +101,11 @@ def test_a_quiet_stream_bounds_a_later_gap_by_the_tick_before():
 
 def test_a_loss_after_the_count_and_before_it_was_known_is_in_the_next_gap():
     probe = Probe()
-    streams = Streams([probe.counts(ADD), probe.counts(DEL)], 0)
+    streams = Streams(probe.counts(), 0)
     probe.tell(ADD, 0, 500, False)
-    counted = probe.counts(ADD)
+    counted = probe.counts()
     probe.tell(ADD, 0, 1500, False)
-    (first,) = streams.compare(ADD, counted, 1000, 2000)
+    (first,) = streams.compare(counted, 1000, 2000)
     (second,) = compared(streams, probe, 3000)
     assert (first.since, first.until, first.count) == (0, 2000, 1)
     assert (second.since, second.until, second.count) == (1000, 3000, 1)
@@ -113,7 +114,7 @@ def test_a_loss_after_the_count_and_before_it_was_known_is_in_the_next_gap():
 def test_records_from_before_the_base_show_no_loss():
     probe = Probe()
     early = [probe.tell(ADD, 0, stamp, True) for stamp in (1, 2, 3)]
-    streams = Streams([probe.counts(ADD), probe.counts(DEL)], 4)
+    streams = Streams(probe.counts(), 4)
     assert [streams.note(record) for record in early] == [None] * 3
     assert streams.note(probe.tell(ADD, 0, 5, True)) is None
 
