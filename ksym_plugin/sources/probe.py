@@ -126,7 +126,7 @@ class KsymSource(Source):
     def read(self) -> list[Change]:
         ticked = self._ticker.clear()
         if ticked:
-            self._poll(self._rings.follow_cpus())
+            self._rings.follow_cpus()
         records, losses = self._take()
         if ticked or losses:
             losses += self._compare()
@@ -176,13 +176,13 @@ class KsymSource(Source):
         """Open the rings and what there is to wait for."""
         self._cpus = possible_count()
         try:
-            self._rings = open_rings(self._program.maps["events"], use_ring, size)
-            stack.callback(self._rings.close)
-            self._ticker = Ticker(TICK)
-            stack.callback(self._ticker.close)
             self._epoll = select.epoll()
             stack.callback(self._epoll.close)
-            self._poll([self._ticker.fd, *self._rings.fds])
+            self._ticker = Ticker(TICK)
+            stack.callback(self._ticker.close)
+            self._epoll.register(self._ticker.fd, select.EPOLLIN)
+            self._rings = open_rings(self._program.maps["events"], use_ring, size, self._epoll)
+            stack.callback(self._rings.close)
         except OSError as error:
             raise SourceError(f"the probe's ring cannot be opened ({error.strerror})") from error
 
@@ -192,10 +192,6 @@ class KsymSource(Source):
         self._streams = Streams(self._counts(), self._checked)
         self._missed = self._misses()
         self._changes = Changes(self_test(self._look))
-
-    def _poll(self, fds: list[int]) -> None:
-        for fd in fds:
-            self._epoll.register(fd, select.EPOLLIN)
 
     def _look(self) -> list[Record]:
         """The records there are."""

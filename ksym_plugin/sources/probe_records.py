@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import struct
 import time
 from array import array
@@ -266,12 +267,16 @@ def _element(command: int, map_fd: int, key: int, value: array[int]) -> None:
     syscalls.bpf(command, array("B", _ELEMENT.pack(map_fd, 0, *addresses, 0)))
 
 
-def open_rings(map_fd: int, is_ring: bool, size: int) -> Rings:
-    """The rings behind the map ``events``, of ``size`` bytes in all, a power of two."""
+def open_rings(map_fd: int, is_ring: bool, size: int, epoll: select.epoll) -> Rings:
+    """The rings behind the map ``events``, of ``size`` bytes in all, a power of two.
+
+    ``epoll`` becomes readable when there is something to take.
+    """
     if is_ring:
+        epoll.register(map_fd, select.EPOLLIN)
         return BpfRing(map_fd, size)
     share = size // len(parse_cpu_list(online_text()))
-    return PerfBuffers(map_fd, max(_LEAST, 1 << (share.bit_length() - 1)))
+    return PerfBuffers(map_fd, max(_LEAST, 1 << (share.bit_length() - 1)), epoll)
 
 
 class BpfRing:
@@ -281,7 +286,6 @@ class BpfRing:
     """
 
     def __init__(self, map_fd: int, size: int) -> None:
-        self.fds = [map_fd]
         self.size = size
         self._consumer = mmap.mmap(map_fd, mmap.PAGESIZE)
         try:
@@ -317,9 +321,8 @@ class BpfRing:
         self._tail[0] = tail
         return records
 
-    def follow_cpus(self) -> list[int]:
-        """No new descriptors: all CPUs write to the one ring."""
-        return []
+    def follow_cpus(self) -> None:
+        """All CPUs write to the one ring."""
 
     def close(self) -> None:
         """Idempotent."""
@@ -335,52 +338,44 @@ class PerfBuffers:
     ``size`` is that of each ring in bytes. OSError if one cannot be opened.
     """
 
-    def __init__(self, map_fd: int, size: int) -> None:
+    def __init__(self, map_fd: int, size: int, epoll: select.epoll) -> None:
         self.size = size
         self._map_fd = map_fd
+        self._epoll = epoll
         self._rings = PerCpuRings()
-        self._started = False
         #: Records of CPUs that are gone.
         self._left: list[bytes] = []
         try:
-            self.follow_cpus()
+            for cpu in self._rings.look()[1]:
+                self._open(cpu)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def fds(self) -> list[int]:
-        return [ring.fd for ring in self._rings.by_cpu.values()]
 
     def take(self) -> list[bytes]:
         """The records there are now; those of one CPU in their order."""
         records, self._left = self._left, []
         return records + [one for ring in self._rings.by_cpu.values() for one in _taken(ring)]
 
-    def follow_cpus(self) -> list[int]:
-        """Open rings on CPUs that came, close those of CPUs that went; the new descriptors."""
+    def follow_cpus(self) -> None:
+        """Open rings on CPUs that came, close those of CPUs that went."""
         gone, came = self._rings.look()
         for ring in gone:
             self._left += _taken(ring)
             ring.close()
-        opened: list[int] = []
         for cpu in came:
             try:
-                opened.append(self._open(cpu))
+                self._open(cpu)
             except OSError:
-                if not self._started:
-                    raise
                 # Gone again, or no descriptor left for it. What it writes until the next
                 # look is counted as lost by the probe.
                 self._rings.look_again()
-        self._started = True
-        return opened
 
     def close(self) -> None:
         """Idempotent."""
         self._rings.close()
 
-    def _open(self, cpu: int) -> int:
+    def _open(self, cpu: int) -> None:
         attr = syscalls.perf_event_attr(
             config=syscalls.COUNT_SW_BPF_OUTPUT,
             flags=syscalls.WATERMARK,
@@ -390,12 +385,12 @@ class PerfBuffers:
         )
         ring = Ring(syscalls.perf_event_open(attr, -1, cpu), self.size)
         try:
+            self._epoll.register(ring.fd, select.EPOLLIN)
             update(self._map_fd, cpu, ring.fd)
         except BaseException:
             ring.close()
             raise
         self._rings.by_cpu[cpu] = ring
-        return ring.fd
 
 
 def _taken(ring: Ring) -> list[bytes]:

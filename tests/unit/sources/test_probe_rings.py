@@ -110,8 +110,18 @@ def test_a_discarded_record_is_passed_over(path):
 @pytest.mark.parametrize(("cpus", "each"), [("0-1", 1 << 19), ("0-2", 1 << 18), ("0-127", 1 << 15)])
 def test_perf_buffers_share_the_size(monkeypatch, cpus, each):
     monkeypatch.setattr(probe_records, "online_text", lambda: cpus)
-    monkeypatch.setattr(probe_records, "PerfBuffers", lambda map_fd, size: size)
-    assert open_rings(3, False, 1 << 20) == each
+    monkeypatch.setattr(probe_records, "PerfBuffers", lambda map_fd, size, epoll: size)
+    assert open_rings(3, False, 1 << 20, Poll()) == each
+
+
+class Poll:
+    """Plain files cannot be polled; this notes what would be."""
+
+    def __init__(self):
+        self.fds = []
+
+    def register(self, fd, events):
+        self.fds.append(fd)
 
 
 class Machine:
@@ -150,9 +160,10 @@ def machine(monkeypatch, tmp_path):
 
 
 def test_samples_of_all_cpus_are_taken(machine):
-    buffers = PerfBuffers(3, PAGE)
+    poll = Poll()
+    buffers = PerfBuffers(3, PAGE, poll)
     assert machine.entries == machine.fds
-    assert buffers.fds == list(machine.fds.values())
+    assert poll.fds == list(machine.fds.values())
     machine.sample(0, b"one record")
     machine.sample(0, b"something else", kind=2)
     machine.sample(1, b"another")
@@ -163,12 +174,14 @@ def test_samples_of_all_cpus_are_taken(machine):
 
 
 def test_a_cpu_that_goes_leaves_its_records(machine):
-    buffers = PerfBuffers(3, PAGE)
+    poll = Poll()
+    buffers = PerfBuffers(3, PAGE, poll)
     machine.sample(1, b"the last")
     machine.cpus = "0,2"
-    (opened,) = buffers.follow_cpus()
-    assert opened == machine.fds[2] == machine.entries[2]
-    assert buffers.follow_cpus() == []
+    buffers.follow_cpus()
+    assert poll.fds[2:] == [machine.fds[2]] == [machine.entries[2]]
+    buffers.follow_cpus()
+    assert len(poll.fds) == 3
     machine.sample(2, b"the first")
     assert [data.rstrip(b"\0") for data in buffers.take()] == [b"the last", b"the first"]
     buffers.close()
@@ -181,14 +194,15 @@ def test_an_event_that_cannot_be_opened_closes_the_others(monkeypatch, machine):
 
     monkeypatch.setattr(probe_records, "update", refuse)
     with pytest.raises(OSError, match="no room"):
-        PerfBuffers(3, PAGE)
+        PerfBuffers(3, PAGE, Poll())
     for fd in machine.fds.values():
         with pytest.raises(OSError):
             os.fstat(fd)
 
 
 def test_a_cpu_that_cannot_be_listened_to_yet_is_tried_again(monkeypatch, machine):
-    buffers = PerfBuffers(3, PAGE)
+    poll = Poll()
+    buffers = PerfBuffers(3, PAGE, poll)
     kept, refused = machine.update, []
 
     def refuse(map_fd, key, value):
@@ -197,12 +211,14 @@ def test_a_cpu_that_cannot_be_listened_to_yet_is_tried_again(monkeypatch, machin
 
     machine.cpus = "0-2"
     monkeypatch.setattr(probe_records, "update", refuse)
-    assert buffers.follow_cpus() == []
+    buffers.follow_cpus()
     with pytest.raises(OSError):
         os.fstat(refused[0])
     machine.sample(0, b"goes on")
     assert [data.rstrip(b"\0") for data in buffers.take()] == [b"goes on"]
     monkeypatch.setattr(probe_records, "update", kept)
-    assert buffers.follow_cpus() == [machine.fds[2]]
-    assert buffers.follow_cpus() == []
+    buffers.follow_cpus()
+    assert machine.entries[2] == machine.fds[2] == poll.fds[-1]
+    buffers.follow_cpus()
+    assert len(poll.fds) == 4
     buffers.close()

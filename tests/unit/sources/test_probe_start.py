@@ -45,13 +45,13 @@ class NoRings:
     size = 4096
 
     def __init__(self, *_):
-        self.fds = []
+        pass
 
     def take(self):
         return []
 
     def follow_cpus(self):
-        return []
+        pass
 
     def close(self):
         pass
