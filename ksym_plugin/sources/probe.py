@@ -35,8 +35,6 @@ from ksym_plugin.timeline.symbols import OOL, Loss
 from ksym_plugin.timeline.tracker import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ksym_plugin.sources.probe_records import Counts
     from ksym_plugin.timeline.symbols import Load
     from ksym_plugin.timeline.tracker import Change
@@ -72,9 +70,8 @@ class KsymSource(Source):
     """Changes from a probe on bpf_ksym_add() and bpf_ksym_del().
 
     Times are exact: the probe takes them, just before the change. The ends of programs are the
-    kernel's own, and those of images where it keeps them. ``read`` returns
-    changes by time; one that another CPU is just reporting may come with the next read.
-    SourceError if it cannot start, with nothing left behind.
+    kernel's own, and those of images where it keeps them. ``read`` returns changes by time; one
+    that another CPU is just reporting may come with the next read.
     """
 
     #: What the C source is compiled with, and what of it is loaded.
@@ -92,8 +89,8 @@ class KsymSource(Source):
         self._images_unsure = True
         self._lost_images = self._missed = 0
         self._records = self._lost = 0
-        #: Records that the self-test has looked at; the next read has them too.
-        self._looked_at: list[Record] = []
+        #: Records that no read has returned yet.
+        self._taken: list[Record] = []
         with ExitStack() as stack:
             self._check(stack)
             use_ring = has_ring() if ring is None else ring
@@ -112,10 +109,7 @@ class KsymSource(Source):
         return self._epoll.fileno()
 
     def snapshot(self) -> list[Load]:
-        """See ``Source``. It lacks what the probe does not see go.
-
-        That is out-of-line code, and programs without symbols.
-        """
+        """It lacks what the probe does not see go: out-of-line code, programs without symbols."""
         images, self._images_unsure = self._images_unsure, True
         taken = self._taker.take(images)
         self._images_unsure = False
@@ -127,14 +121,14 @@ class KsymSource(Source):
         ticked = self._ticker.clear()
         if ticked:
             self._rings.follow_cpus()
-        records, losses = self._take()
+        losses = self._take()
         if ticked or losses:
             losses += self._compare()
         if losses:
             self._changes.forget()
         self._lost += sum(loss.count or 0 for loss in losses)
-        seen, self._looked_at = self._looked_at, []
-        return [*merged(losses), *self._changes.of(seen + records)]
+        records, self._taken = self._taken, []
+        return [*merged(losses), *self._changes.of(records)]
 
     def measure(self) -> None:
         """Have the kernel measure what the probe costs, while the source is open."""
@@ -173,7 +167,7 @@ class KsymSource(Source):
         """Have the kernel run the programs, until what ``_check`` opened is closed."""
 
     def _open(self, stack: ExitStack, use_ring: bool, size: int) -> None:
-        """Open the rings and what there is to wait for."""
+        """Open the rings, and what is waited with."""
         self._cpus = possible_count()
         try:
             self._epoll = select.epoll()
@@ -191,20 +185,17 @@ class KsymSource(Source):
         self._checked = time.monotonic_ns()
         self._streams = Streams(self._counts(), self._checked)
         self._missed = self._misses()
-        self._changes = Changes(self_test(self._look))
+        length = self_test()
+        self._take()
+        self._changes = Changes(ends_are_exact(length, self._taken))
 
-    def _look(self) -> list[Record]:
-        """The records there are."""
-        records, _ = self._take()
-        self._looked_at += records
-        return records
-
-    def _take(self) -> tuple[list[Record], list[Loss]]:
-        """The records there are, and the losses their numbers show."""
+    def _take(self) -> list[Loss]:
+        """Take the records there are; the losses their numbers show."""
         records = [Record.parse(data) for data in self._rings.take()]
         self._records += len(records)
+        self._taken += records
         noted = [self._streams.note(record) for record in records]
-        return records, [loss for loss in noted if loss is not None]
+        return [loss for loss in noted if loss is not None]
 
     def _compare(self) -> list[Loss]:
         """What the probe has counted, against what has come."""
@@ -305,32 +296,33 @@ def _open_kprobe(pmu: int, function: str, cpu: int) -> int:
         raise privileges.kprobe_refusal(error, function) from error
 
 
-def self_test(take: Callable[[], list[Record]]) -> bool:
-    """Whether the end of a program's symbol is that of its code, as far as can be known.
-
-    ``take`` returns the records that the probe has written. SourceError if it does not see a
-    program come and go.
-    """
+def self_test() -> int:
+    """Load a program for the probe to see, and let it go; the length of its code."""
     try:
         fd = load_program(_SOCKET_FILTER, name=_SELF_TEST)
         try:
-            length = ProgramReader().info(fd).jited_length
+            return ProgramReader().info(fd).jited_length
         finally:
             os.close(fd)
     except OSError as error:
         raise SourceError(f"the probe cannot be tried ({error.strerror})") from error
-    own = [record for record in take() if record.name.endswith(f"_{_SELF_TEST}")]
+
+
+def ends_are_exact(length: int, records: list[Record]) -> bool:
+    """Whether the end of a program's symbol is that of its code, as far as can be known.
+
+    ``length`` is that of the program tried, 0 where it is not JITed and so has no symbol.
+    SourceError if the probe has not seen it come and go.
+    """
+    own = [record for record in records if record.name.endswith(f"_{_SELF_TEST}")]
     seen = {record.kind: record.length for record in own}
-    if not length:
-        # Not JITed, so without a symbol.
-        return True
-    if len(seen) < len((ADD, DEL)):
+    if length and len(seen) < len((ADD, DEL)):
         raise SourceError(
             "the probe does not see programs come and go (the compiler of this kernel may "
             "have inlined bpf_ksym_add or bpf_ksym_del)",
             "use --source perf_event",
         )
-    return seen[ADD] == length
+    return not length or seen[ADD] == length
 
 
 def load_program(type: int, attach_type: int = 0, name: str = "") -> int:

@@ -97,7 +97,7 @@ def kernel(monkeypatch, tmp_path, bcc):
     monkeypatch.setattr(probe.fcntl, "ioctl", lambda *_: None)
     monkeypatch.setattr(probe, "counts_of", lambda *_: [])
     monkeypatch.setattr(ProgramReader, "info", lambda self, fd: jited(0))
-    monkeypatch.setattr(probe, "self_test", lambda take: True)
+    monkeypatch.setattr(probe, "self_test", lambda: 0)
     monkeypatch.setattr(probe, "open_rings", NoRings)
     return monkeypatch
 
@@ -366,13 +366,15 @@ def test_the_self_test_believes_only_what_it_sees(monkeypatch):
 
     monkeypatch.setattr(ProgramReader, "info", lambda self, fd: jited(25))
     monkeypatch.setattr(syscalls, "bpf", lambda command, attr: os.open(os.devnull, os.O_RDONLY))
+    before = open_fds()
+    assert probe.self_test() == 25
+    assert open_fds() == before
     for added, exact in ((25, True), (4096, False)):
-        assert probe.self_test(lambda end=added: [Told(0, end), Told(1, end)]) is exact
+        assert probe.ends_are_exact(25, [Told(0, added), Told(1, added)]) is exact
     for kind in (0, 1):
         with pytest.raises(SourceError, match="inlined"):
-            probe.self_test(lambda kind=kind: [Told(kind, 25)])
-    monkeypatch.setattr(ProgramReader, "info", lambda self, fd: jited(0))
-    assert probe.self_test(list)
+            probe.ends_are_exact(25, [Told(kind, 25)])
+    assert probe.ends_are_exact(0, [])
 
 
 def test_descriptors_that_did_not_fit_are_a_limit_and_not_a_program(monkeypatch):
