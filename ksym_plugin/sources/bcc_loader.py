@@ -1,17 +1,17 @@
 """bpf/ksym_events.c, compiled and loaded by bcc in a process of its own.
 
-So the compiler's 130 MB are given back at once, as is all that bcc keeps until its process
-ends; and this process reads what it prints.
+So what bcc keeps until its process ends, and the compiler's 130 MB, are given back at once; and
+this process reads what it prints.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import glob
 import os
 import sys
+from contextlib import closing
 
 from ksym_plugin.kernel import btf, privileges
 from ksym_plugin.kernel.worker import Worker
@@ -83,19 +83,17 @@ class BccProgram:
 
 def _compiled(request: dict[str, Any]) -> list[int]:
     """The descriptors that bcc's process sends."""
-    with contextlib.ExitStack() as stack:
-        output = os.memfd_create("output", os.MFD_CLOEXEC)
-        stack.callback(os.close, output)
-        worker = Worker(compile_and_load, output=output)
-        stack.callback(worker.close)
+    memfd = os.memfd_create("output", os.MFD_CLOEXEC)
+    with open(memfd, "rb") as output, closing(Worker(compile_and_load, output=memfd)) as worker:
         try:
             worker.send(request)
             raised = worker.receive()
         except (EOFError, ConnectionError):
             raised = "its process died"
         if raised:
-            text = os.pread(output, _MOST_OUTPUT, 0).decode("utf-8", "backslashreplace")
-            raise _refusal(raised, text)
+            output.seek(0)
+            printed = output.read(_MOST_OUTPUT).decode("utf-8", "backslashreplace")
+            raise _refusal(raised, printed)
         fds, worker.fds = worker.fds, []
         return fds
 

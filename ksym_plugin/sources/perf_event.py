@@ -1,10 +1,9 @@
 """The perf_event source: the kernel's own side-band records, read as they come.
 
-One dummy software event on each CPU asks for PERF_RECORD_KSYMBOL and
-PERF_RECORD_BPF_EVENT. It needs Linux 5.1, and CAP_PERFMON or kernel.perf_event_paranoid
-at 0 or below. ``sample_id_all`` must stay off: with it the kernel pads the records of
-every older listener, which perf then cannot read. So records carry no time, and a
-change is known to lie between two reads.
+One dummy software event on each CPU asks for PERF_RECORD_KSYMBOL and PERF_RECORD_BPF_EVENT. It
+needs Linux 5.1, and CAP_PERFMON or kernel.perf_event_paranoid at 0 or below. ``sample_id_all``
+must stay off: with it the kernel pads the records of every older listener, which perf then
+cannot read. So records carry no time, and a change is known to lie between two reads.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.symbols import Load
     from ksym_plugin.timeline.tracker import Change
 
-#: How often ``fileno`` becomes readable when nothing happens: bounds the windows of
-#: changes after a quiet time, and how long a new CPU goes unnoticed.
+#: How often ``fileno`` becomes readable when nothing happens: bounds the windows of changes
+#: after a quiet time, and how long a new CPU goes unnoticed.
 TICK = 1.0
 #: Room for records on each CPU.
 RING_BYTES = 256 * 1024
@@ -45,11 +44,10 @@ _HOTPLUG_CAUSE = "CPU came online"
 class PerfEventSource(Source):
     """Changes from perf's side-band records; see ``Source`` for the protocol.
 
-    A load that cannot be stamped better lies after the read before the one that returns
-    it, and before that one. Where the program can still be opened, the start of its
-    BPF_PROG_LOAD bounds the window too. Nothing a read returns happened before anything
-    an earlier read returned, save for changes on CPUs that the two looked at while they
-    happened; ``Sideband.changes`` says how one read's changes are ordered.
+    A load lies between the read before the one that returns it and that one; where the program
+    can still be opened, the start of its BPF_PROG_LOAD bounds the window too. Nothing a read
+    returns happened before anything an earlier read returned, save for changes on CPUs that the
+    two looked at while they happened; ``Sideband.changes`` orders those of one read.
     """
 
     name = "perf_event"

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.tracker import Change
 
 _SECOND = 1_000_000_000
-#: All ids are listed again only after so many times what the last listing took, so that
-#: polling stays at a twentieth of a CPU however many programs there are.
+#: All ids are listed again after so many times what the last listing took: polling stays at a
+#: twentieth of a CPU however many programs there are.
 _REST = 20
-#: Images follow from attaching programs, mostly just after loading one, and finding
-#: them means reading all of kallsyms: for so long after a change they are looked for
-#: every second, otherwise every half minute, and with ten times as long a rest.
+#: Images follow from attaching programs, mostly just after loading one, and all of kallsyms is
+#: read to find them: every second for so long after a change, otherwise every half minute, and
+#: with ten times as long a rest.
 _IMAGES_AFTER = 3 * _SECOND
 _SKIPPED_CAUSE = "programs came and went between polls"
 

@@ -118,9 +118,9 @@ def counts_of(map_fd: int, cpus: int) -> list[list[Counts]]:
 class _Stream:
     """The records of one kind on one CPU.
 
-    ``seq`` is the last one's number, ``at`` a time (CLOCK_MONOTONIC ns) until which
-    nothing is missing unreported. ``lost`` counts what is reported as lost, and ``ahead``
-    what of that no gap in the numbers has shown yet.
+    ``seq`` is the last one's number, ``at`` a time (CLOCK_MONOTONIC ns) until which nothing is
+    missing unreported. ``lost`` counts what is reported as lost, ``ahead`` what of that no gap
+    in the numbers has shown yet.
     """
 
     seq: int
@@ -303,8 +303,7 @@ class BpfRing:
     def take(self) -> list[bytes]:
         """The records there are now; the kernel gets their room back."""
         tail, head = self._tail[0], self._head[0]
-        # A read barrier between the head and the data before it, for machines with
-        # weak ordering: the vDSO has one.
+        # For machines with weak ordering: the vDSO has the read barrier between head and data.
         time.monotonic_ns()
         records: list[bytes] = []
         while tail < head:
