@@ -12,7 +12,7 @@ from ksym_plugin.timeline.symbols import Lifetime
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ksym_plugin.sources.module_functions import Answer, Question
+    from ksym_plugin.sources.modules import Answer, Question
 
 BASE = 0xFFFF_FFFF_C100_0000
 SIZE = 0x4000

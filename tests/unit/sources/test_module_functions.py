@@ -14,8 +14,8 @@ import pytest
 
 from ksym_plugin.kernel import elf, kallsyms
 from ksym_plugin.kernel.elf import ElfError
-from ksym_plugin.sources import module_functions
-from ksym_plugin.sources.module_functions import FunctionReader
+from ksym_plugin.sources import modules
+from ksym_plugin.sources.modules import FunctionReader
 from ksym_plugin.timeline.packed import PackedFunctions
 from tests.unit.elf_files import LOCAL, WEAK, Sym, vmlinux
 from tests.unit.sources import workers
@@ -68,7 +68,7 @@ def test_functions_are_those_of_the_file_at_its_sections(
     path = elf.module_path("my_mod", "6.0-test", str(tmp_path))
     assert path == str(file)
     assert path is not None
-    rows = module_functions.functions_of(elf.read_module(path, SECTIONS, "1234"))
+    rows = modules.functions_of(elf.read_module(path, SECTIONS, "1234"))
     assert rows == [
         (BASE, 0x30, "first"),
         (BASE, 0x30, "weak_first"),
@@ -90,7 +90,7 @@ def test_a_file_is_used_only_if_it_is_what_was_loaded(tmp_path: Path) -> None:
 def test_init_code_is_told_apart() -> None:
     rows = [(BASE + at, 8, str(at)) for at in (0, 0x1000, 0x7FF8, 0x8000, 0x8100, 0x9000)]
     sections = {**SECTIONS, ".data": BASE + 0x2000, ".exit.text": BASE + 0x9000}
-    stays, goes = module_functions.split_init(rows, sections)
+    stays, goes = modules.split_init(rows, sections)
     assert [name for *_, name in goes] == [str(0x8000), str(0x8100)]
     assert sorted(stays + goes) == rows
 
@@ -136,14 +136,14 @@ def test_it_tells_the_same_however_it_is_cut(cut: int, tmp_path: Path) -> None:
     assert functions_in(tmp_path, filler + TABLE) == functions_in(tmp_path, TABLE)
 
 
-def question(name: str, base: int = BASE, size: int = 0x4000) -> module_functions.Question:
+def question(name: str, base: int = BASE, size: int = 0x4000) -> modules.Question:
     return name, base, size, {}, None
 
 
-def answered(tmp_path: Path, *questions: module_functions.Question, table: str = TABLE) -> list:
+def answered(tmp_path: Path, *questions: modules.Question, table: str = TABLE) -> list:
     path, listing = tmp_path / "kallsyms", tmp_path / "modules"
     path.write_text(table)
-    return module_functions.answers(list(questions), "6.0-test", str(path), str(listing))
+    return modules.answers(list(questions), "6.0-test", str(path), str(listing))
 
 
 def test_without_a_file_kallsyms_answers_in_order(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_functions_of_another_place_are_not_its(tmp_path: Path, base: int, size:
 
 
 def test_an_unreadable_table_tells_no_functions(tmp_path: Path) -> None:
-    assert module_functions.answers([question("m")], "x", str(tmp_path / "none")) == [None]
+    assert modules.answers([question("m")], "x", str(tmp_path / "none")) == [None]
 
 
 def wait(reader: FunctionReader) -> list:
@@ -212,8 +212,8 @@ def test_the_process_answers_and_ends() -> None:
 def test_a_process_that_fails_or_hangs_has_no_answers(
     function: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module_functions, "answer", function)
-    monkeypatch.setattr(module_functions, "_LIMIT", 0.2 if function is workers.never_ends else 100)
+    monkeypatch.setattr(modules, "answer", function)
+    monkeypatch.setattr(modules, "_LIMIT", 0.2 if function is workers.never_ends else 100)
     reader = FunctionReader()
     reader.ask([question("m")])
     assert wait(reader) == []
@@ -223,7 +223,7 @@ def test_a_process_that_fails_or_hangs_has_no_answers(
 
 
 def test_what_a_process_runs_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_functions, "answer", workers.runs_a_program)
+    monkeypatch.setattr(modules, "answer", workers.runs_a_program)
     reader = FunctionReader()
     reader.ask([])
     select.select([reader], [], [], 10)
