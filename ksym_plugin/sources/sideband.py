@@ -298,11 +298,15 @@ def in_order(events: list[Event], live: dict[int, Known], latest: int) -> list[E
 def _sequence(group: list[Event], before: Known | None) -> list[Event]:
     """The events at one start in the order they happened; ``before`` is what was there."""
     loads = [event for event in group if not event.is_unload]
+    if before is not None and before[1] in {load.prog_id for load in loads} - {None}:
+        # A snapshot showed it before its load was read.
+        before = None
     unloads: dict[Event, Event] = {}
     ordered: list[Event] = []
     for unload in (event for event in group if event.is_unload):
         load = _load_of(unload, [load for load in loads if load not in unloads])
-        if before is not None and _ends(unload, before, load, loads):
+        is_sure = load is not None and load.prog_id is not None and load.prog_id == unload.prog_id
+        if before is not None and not is_sure and unload.can_be_of(*before):
             before = None
             ordered.append(unload)
         elif load is not None:
@@ -331,16 +335,6 @@ def _load_of(unload: Event, loads: list[Event]) -> Event | None:
     # The one of the same program, if that is known.
     same = [load for load in fitting if load.prog_id is not None and load.prog_id == unload.prog_id]
     return next(iter(same + fitting), None)
-
-
-def _ends(unload: Event, before: Known, load: Event | None, loads: list[Event]) -> bool:
-    """Whether an unload is the end of what was there before, rather than of ``load``."""
-    if not unload.can_be_of(*before):
-        return False
-    _, prog_id = before
-    if load is None or (prog_id is not None and prog_id == unload.prog_id):
-        return not any(prog_id is not None and load.prog_id == prog_id for load in loads)
-    return load.prog_id is None or load.prog_id not in (unload.prog_id, prog_id)
 
 
 def _change(event: Event) -> Load | Unload:

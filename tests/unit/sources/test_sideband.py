@@ -263,6 +263,24 @@ def test_a_snapshot_taken_before_the_records_were_read_does_not_confuse():
     assert [kind for kind, *_ in brief(side.changes(rings, 10, 100))] == ["load", "unload"]
 
 
+def test_a_snapshot_with_the_last_program_of_a_drain_takes_no_end_from_the_one_before():
+    # Unloads without an id, as from 5.19 to 6.1.
+    side = sideband(program(8, [(S, 64)], [TAG]))
+    side.know([Load(Symbol(S, S + 64, name(TAG), BPF_PROG, "[bpf]"), 0, 1, 8)])
+    ring = [
+        on(S, name(TAG)),
+        loaded(7),
+        off(S, name(TAG)),
+        unloaded(0),
+        on(S, name(TAG)),
+        loaded(8),
+    ]
+    changes = side.changes([ring], 10, 100)
+    assert [(kind, prog_id) for kind, *_, prog_id in brief(changes)] == [
+        ("load", 7), ("unload", None), ("load", 8),
+    ]  # fmt: skip
+
+
 def _history(rnd, steps):
     """(start, tag, id, is_load) in true order; ids ascend, starts and names are reused."""
     live: dict[int, tuple[str, int]] = {}
