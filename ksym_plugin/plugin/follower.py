@@ -1,18 +1,15 @@
 """Keeps a table current in the background, from the best source there is.
 
-A thread waits for the source, reads it at once, and notifies hosts of changes. It may use
-1/150 of a CPU: where changes are so many that they would cost more, it rests between reads,
-up to 0.1 s. A question about a time that has not been read yet reads the source itself:
-``frames`` never answers from before the time it is asked about.
+A thread waits for the source, reads it at once, and notifies hosts of changes. It may use 1/150 of
+a CPU: where changes would cost more, it rests between reads, up to 0.1 s. A question about a time
+that has not been read yet reads the source itself: ``frames`` never answers from before that time.
 
-What can go wrong, and what then happens:
-
-- the source takes long to start: after a second, answers come from an enumeration, marked
-  GAP, until it has started;
-- the source fails: the time until it is open again is a gap;
-- the host closes all descriptors: noticed within a second, as a failed source; nothing that
-  was closed is closed again, as the numbers may be other files' by now;
-- the process forks: the child keeps the table as it is, marked GAP from then on.
+- The source takes long to start: after a second, answers come from an enumeration, marked GAP,
+  until it has started.
+- The source fails: the time until it is open again is a gap.
+- The host closes all descriptors: noticed within a second, as a failed source; nothing that was
+  closed is closed again, as the numbers may be other files' by now.
+- The process forks: the child keeps the table as it is, marked GAP from then on.
 """
 
 from __future__ import annotations
@@ -82,7 +79,7 @@ def _identity(fd: int) -> tuple[int, int] | None:
 
 
 _SECOND = 1_000_000_000
-#: How long the first question waits for a source, in seconds; and for the static symbols.
+#: How long the first question waits for a source, and for the static symbols, in seconds.
 START_TIMEOUT = 1.0
 _STATICS_TIMEOUT = 10.0
 #: How many ns pass for each ns of CPU, unless the longest rest (s) is too short for that; and
@@ -381,8 +378,7 @@ class Follower:
         self._source = self._clock = None
         if not is_ours:
             _abandoned.append(things)
-            return
-        for thing in things:
+        for thing in things if is_ours else ():
             if thing is not None:
                 with contextlib.suppress(Exception):
                     thing.close()

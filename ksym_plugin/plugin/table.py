@@ -1,12 +1,12 @@
 """The kernel's symbols now and lately, for several threads to ask.
 
-One lock guards all of it. It is held while changes are applied and while addresses are
-resolved, and no foreign code is called meanwhile. One thread may take it twice: a signal
-handler that asks can interrupt an answer.
+One lock guards all of it. It is held while changes are applied and addresses are resolved, and no
+foreign code is called meanwhile. One thread may take it twice: a signal handler that asks can
+interrupt an answer.
 
-While ``tracker.lost`` is set, nothing follows the kernel yet, or changes were lost and it has
-not been enumerated again. Answers about later than ``tracker.lost.until`` are then from what
-was known last: names of BPF are GAP, and a symbol that is missing may have been lost.
+While ``tracker.lost`` is set, nothing follows the kernel yet, or changes were lost and it has not
+been enumerated again. Answers about later than ``tracker.lost.until`` are then from what was known
+last: names of BPF are GAP, and a symbol that is missing may have been lost.
 """
 
 from __future__ import annotations
