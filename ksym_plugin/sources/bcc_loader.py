@@ -130,20 +130,21 @@ def load() -> ModuleType:
 
     spec = PathFinder.find_spec("bcc", sys.path)
     own = [] if spec is None else spec.submodule_search_locations or []
-    patterns = [os.path.join(folder, "bcc") for folder in _SYSTEM]
-    system = [path for pattern in patterns for path in sorted(glob.glob(pattern), reverse=True)]
-    for name, folders in (("bcc", own), (_PRIVATE_NAME, system)):
-        for folder in folders:
-            if not os.path.exists(os.path.join(folder, _MARK)):
-                continue
-            try:
-                return sys.modules.get(name) or _import(name, folder)
-            except (ImportError, OSError) as error:
-                # OSError is the dynamic loader's.
-                raise SourceError(
-                    f"bcc in {folder} cannot be imported ({error})",
-                    "reinstall python3-bpfcc and libbpfcc",
-                ) from error
+    found = [("bcc", folder) for folder in own]
+    for pattern in _SYSTEM:
+        system = sorted(glob.glob(os.path.join(pattern, "bcc")), reverse=True)
+        found += [(_PRIVATE_NAME, folder) for folder in system]
+    for name, folder in found:
+        if not os.path.exists(os.path.join(folder, _MARK)):
+            continue
+        try:
+            return sys.modules.get(name) or _import(name, folder)
+        except (ImportError, OSError) as error:
+            # OSError is the dynamic loader's.
+            raise SourceError(
+                f"bcc in {folder} cannot be imported ({error})",
+                "reinstall python3-bpfcc and libbpfcc",
+            ) from error
     if spec is None:
         raise SourceError("bcc is not installed", _INSTALL)
     raise SourceError(

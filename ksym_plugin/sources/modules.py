@@ -167,10 +167,9 @@ class Modules:
             # Whose event was awaited may have lost it: the next one counts again.
             self._unannounced.clear()
         changes += self._look(events)
-        if self._reader.fileno() >= 0:
-            answers = self._reader.read()
-            if answers is not None:
-                changes += self._take(answers)
+        answers = self._reader.read()
+        if answers is not None:
+            changes += self._take(answers)
         return changes + self._ask()
 
     def finish(self, seconds: float = 5.0) -> list[Change]:
