@@ -58,7 +58,7 @@ class PollingSource(Source):
         if taken.limit:
             # Without ids and lengths there is nothing to compare.
             raise privileges.programs_hidden()
-        self._images = {load.symbol.start: load for load in taken.loads if load.prog_id is None}
+        self._images = {_place(load) for load in taken.loads if load.prog_id is None}
         for load in taken.loads:
             if load.prog_id in self._programs:
                 self._programs[load.prog_id].append(load)
@@ -141,14 +141,11 @@ class PollingSource(Source):
         recent = before - self._changed_at < _IMAGES_AFTER
         rest, shortest = (_REST, _SECOND) if recent else (10 * _REST, 30 * _SECOND)
         self._images_due = now + max(shortest, rest * (now - before))
-        found = {load.symbol.start: load for load in image_loads(tail, since, now)}
-        gone = [load for load in self._images.values() if not _is_in(load, found)]
-        new = [load for load in found.values() if not _is_in(load, self._images)]
-        self._images = found
-        ends = [Unload(load.symbol.start, since, now - 1, load.symbol.name) for load in gone]
-        return [*ends, *new]
+        found = {_place(load): load for load in image_loads(tail, since, now)}
+        known, self._images = self._images, set(found)
+        ends = [Unload(start, since, now - 1, name) for start, name in sorted(known - found.keys())]
+        return [*ends, *(load for place, load in found.items() if place not in known)]
 
 
-def _is_in(load: Load, loads: dict[int, Load]) -> bool:
-    other = loads.get(load.symbol.start)
-    return other is not None and other.symbol.name == load.symbol.name
+def _place(load: Load) -> tuple[int, str]:
+    return load.symbol.start, load.symbol.name
