@@ -195,11 +195,11 @@ class Modules:
         before = time.monotonic_ns()
         listed = self._list()
         now = time.monotonic_ns()
-        removed = self._removed(events, listed)
+        removed = self._removed(events)
         changes = self._end_missing(listed, removed, now)
         for name, one in listed.items():
             if name not in self._modules:
-                if one.state == UNLOADING:
+                if one.state == UNLOADING:  # Also of one that was known, and has been ended.
                     continue
                 self._modules[name] = Module(one, self._last_look, now)
                 self._waiting.append(self._modules[name])
@@ -212,8 +212,8 @@ class Modules:
         self._last_look = before
         return changes
 
-    def _removed(self, events: list[tuple[bool, str]], listed: dict[str, Listed]) -> set[str]:
-        """The modules that went, by their events; one that is being unloaded leaves ``listed``."""
+    def _removed(self, events: list[tuple[bool, str]]) -> set[str]:
+        """The modules that went, by their events."""
         removed = {name for is_added, name in events if not is_added}
         # Of what was no longer listed before, the event came late.
         late = removed & self._unannounced
@@ -221,10 +221,6 @@ class Modules:
         self._unannounced -= late
         # They came and went between two looks: where they were is not known.
         self._unknown += sorted(removed.difference(self._modules))
-        for name in removed.intersection(listed):
-            # It is being unloaded, or was loaded again.
-            if listed[name].state == UNLOADING:
-                del listed[name]
         return removed
 
     def _end_missing(self, listed: dict[str, Listed], removed: set[str], now: int) -> list[Change]:
@@ -243,17 +239,15 @@ class Modules:
 
     def _resume(self, earlier: list[Lifetime]) -> list[Change]:
         """End what an earlier session left open, but for what may be there still."""
-        changes: list[Change] = []
         now = time.monotonic_ns()
-        for lifetime in sorted(earlier, key=lambda life: life.loaded_latest):
-            before = self._earlier.pop(lifetime.symbol.name, None)
-            if before is not None:
-                changes.append(self._end_of(before, now))
-            if lifetime.symbol.name in self._modules:
-                self._earlier[lifetime.symbol.name] = lifetime
-            else:
-                changes.append(self._end_of(lifetime, now))
-        return changes
+        in_order = sorted(earlier, key=lambda lifetime: lifetime.loaded_latest)
+        latest = {lifetime.symbol.name: lifetime for lifetime in in_order}
+        self._earlier = {name: one for name, one in latest.items() if name in self._modules}
+        return [
+            self._end_of(lifetime, now)
+            for lifetime in in_order
+            if self._earlier.get(lifetime.symbol.name) is not lifetime
+        ]
 
     def _end_of(self, lifetime: Lifetime, latest: int) -> Unload:
         """The unload of a module that had gone when this session began."""
