@@ -19,10 +19,11 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from ksym_plugin.kernel import snapshot
-from ksym_plugin.kernel.clocks import MONOTONIC, PerfClock
+from ksym_plugin.kernel.clocks import CLOCKS, MONOTONIC, ClockMap, PerfClock
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.kernel.modules import extents
 from ksym_plugin.plugin.table import Table
@@ -33,6 +34,7 @@ from ksym_plugin.timeline.tracker import CLOCK_SPAN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ksym_plugin.kernel.clocks import Instant
     from ksym_plugin.plugin.table import Notice
     from ksym_plugin.timeline.symbols import Frame, Load
     from ksym_plugin.timeline.tracker import Change, Source
@@ -87,6 +89,8 @@ _STATICS_TIMEOUT = 10.0
 _REST = 150
 _MOST_REST = 0.1
 _MOST_SAVED = 20_000_000
+#: How many readings of all clocks stay: an hour's, at one each ten seconds.
+_INSTANTS = 360
 #: How often descriptors and modules, which give no notice, are checked, in seconds.
 _HEARTBEAT = 1.0
 #: How long to wait before a source that failed is opened again, in seconds.
@@ -176,6 +180,8 @@ class Follower:
         self._failure: Exception | None = None
         self._pipe = Pipe()
         self._clock: PerfClock | None = None
+        self._instants: deque[Instant] = deque(maxlen=_INSTANTS)
+        self._clocks = ClockMap(())
         self._stopping = threading.Event()
         self._has_statics = threading.Event()
         self._has_started = threading.Event()
@@ -207,7 +213,7 @@ class Follower:
             return table.frames(addresses, tracker.covered if followed else time.monotonic_ns())
         if clock != MONOTONIC:
             try:
-                time_ns = table.to_monotonic(clock, time_ns)
+                time_ns = self._to_monotonic(clock, time_ns)
             except KsymError as error:
                 reason = Reason(str(error))
                 return [reason for _ in addresses]
@@ -238,6 +244,11 @@ class Follower:
         self._stopping = threading.Event()
         self._has_statics, self._has_started = threading.Event(), threading.Event()
         self._give_back(self._pipe.is_ours())
+
+    def _to_monotonic(self, clock: str, time_ns: int) -> int:
+        if clock not in CLOCKS:
+            raise KsymError(f"there is no clock called {clock}")
+        return self._clocks.to_monotonic(clock, time_ns)
 
     def _await_start(self) -> None:
         """Wait for the first state that can answer; warn of what it lacks."""
@@ -390,7 +401,9 @@ class Follower:
 
     def _tick(self, now: int) -> None:
         if self._clock is not None:
-            self.table.tick(self._clock.read())
+            self._instants.append(self._clock.read())
+            # A new object each time, as others read it without a lock.
+            self._clocks = ClockMap(self._instants)
         self._ticked = now
 
     def _look_at_modules(self) -> None:

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Union
 
 from ksym_plugin.kernel import identity
-from ksym_plugin.kernel.clocks import CLOCKS, ClockMap
-from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
     AMONG_BPF,
@@ -38,15 +35,11 @@ from ksym_plugin.timeline.symbols import (
 from ksym_plugin.timeline.tracker import Tracker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from ksym_plugin.kernel.clocks import Instant
     from ksym_plugin.kernel.kallsyms import Kallsyms
     from ksym_plugin.timeline.symbols import Lifetime, Load
     from ksym_plugin.timeline.tracker import Update
-
-#: How many readings of all clocks stay: an hour's, at one each ten seconds.
-_INSTANTS = 360
 
 
 class Changed(NamedTuple):
@@ -62,18 +55,16 @@ Notice = Union[Changed, Loss]
 
 
 class Table:
-    """A timeline, static symbols and clocks under one lock."""
+    """A timeline and static symbols under one lock."""
 
-    def __init__(self, now: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self) -> None:
         self.lock = threading.RLock()
         self.generation = 0
-        self.tracker = Tracker(now, self._note, self.lock)
+        self.tracker = Tracker(time.monotonic_ns, self._note, self.lock)
         self.tracker.timeline.nodes = identity.possible_nodes()
         self.tracker.lose_track(0)
         self._statics: Kallsyms | None = None
         self._resolver = Resolver(self.tracker.timeline)
-        self._instants: deque[Instant] = deque(maxlen=_INSTANTS)
-        self._clocks = ClockMap(())
         self._notices: list[Notice] = []
 
     def frames(self, addresses: Iterable[int], at: int, late: bool = False) -> list[Frame | Reason]:
@@ -96,18 +87,6 @@ class Table:
         if frame.kind == KERNEL or not (is_lost or len({*names, frame.name}) > 1):
             return frame
         return _doubted(frame)
-
-    def to_monotonic(self, clock: str, time_ns: int) -> int:
-        """See ``ClockMap.to_monotonic``; KsymError too where there is no such clock."""
-        if clock not in CLOCKS:
-            raise KsymError(f"there is no clock called {clock}")
-        return self._clocks.to_monotonic(clock, time_ns)
-
-    def tick(self, instant: Instant) -> None:
-        """Take in a reading of all clocks."""
-        self._instants.append(instant)
-        # A new object each time, so that it can be read without the lock.
-        self._clocks = ClockMap(self._instants)
 
     def use_statics(self, kallsyms: Kallsyms | None) -> None:
         with self.lock:
