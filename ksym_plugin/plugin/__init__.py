@@ -119,9 +119,7 @@ def _notify(news: Notice) -> None:
             if isinstance(news, Loss):
                 host.hook.ksym_events_lost(since=news.since, until=news.until, count=news.count)
             else:
-                host.hook.ksym_symbols_changed(
-                    added=news.added, removed=news.removed, generation=news.generation
-                )
+                host.hook.ksym_symbols_changed(**news._asdict())
 
 
 def _warn(text: str) -> None:
