@@ -22,10 +22,9 @@ def open_source(
 ) -> tuple[Source, list[tuple[str, SourceError]]]:
     """The source called ``name``, or the first that starts; and those that did not, and why.
 
-    ``ring_bytes`` is the room for records that nobody has read yet, where a source has such
-    a ring (its size is in ``stats``); None is for its default.
-    The source is started and belongs to the caller. SourceError, naming every source
-    tried with its reason, when none starts.
+    ``ring_bytes`` is the room for records that nobody has read yet, where a source has such a ring
+    (its size is in ``stats``); None is for its default. The source is started and belongs to the
+    caller. SourceError, naming every source tried with its reason, when none starts.
     """
     if name not in (AUTO, *NAMES):
         raise SourceError(

@@ -17,7 +17,7 @@ import os
 import select
 import time
 from bisect import bisect_right
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -132,13 +132,10 @@ class Modules:
         #: Those that were no longer listed before their "remove" event was read.
         self._unannounced: set[str] = set()
         self._earlier: dict[str, Lifetime] = {}
-        self._reader = reader or FunctionReader()
         with ExitStack() as stack:
-            stack.callback(self._reader.close)
-            self._uevents = uevents or Uevents()
-            stack.callback(self._uevents.close)
-            self._epoll = select.epoll()
-            stack.callback(self._epoll.close)
+            self._reader = stack.enter_context(closing(reader or FunctionReader()))
+            self._uevents = stack.enter_context(closing(uevents or Uevents()))
+            self._epoll = stack.enter_context(closing(select.epoll()))
             self._epoll.register(self._uevents, select.EPOLLIN)
             self._changes = self._look([]) + self._resume(earlier or [])
             for one in self._waiting:

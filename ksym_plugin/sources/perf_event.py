@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import select
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from ksym_plugin.kernel import privileges, syscalls
 from ksym_plugin.kernel.perf_ring import Lost, PerCpuRings, Ring, parse
@@ -56,15 +56,12 @@ class PerfEventSource(Source):
         super().__init__()
         self._taker = Taker()
         self._sideband = Sideband()
-        self._rings = PerCpuRings()
         self._read_format = syscalls.FORMAT_LOST
         self._since = self._looked = time.monotonic_ns()
         with ExitStack() as stack:
-            stack.callback(self._rings.close)
-            self._epoll = select.epoll()
-            stack.callback(self._epoll.close)
-            self._ticker = Ticker(TICK)
-            stack.callback(self._ticker.close)
+            self._rings = stack.enter_context(closing(PerCpuRings()))
+            self._epoll = stack.enter_context(closing(select.epoll()))
+            self._ticker = stack.enter_context(closing(Ticker(TICK)))
             self._epoll.register(self._ticker.fd, select.EPOLLIN)
             for cpu in self._rings.look()[1]:
                 self._open(cpu)

@@ -10,7 +10,7 @@ import select
 import struct
 import time
 from array import array
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from ksym_plugin.kernel import privileges, syscalls
@@ -98,8 +98,7 @@ class KsymSource(Source):
             # A power of two, as the kernel wants it.
             pages = 1 << (max(1, -(-size // mmap.PAGESIZE)) - 1).bit_length()
             flags = [*self.flags, *([f"-DKSYM_RING_PAGES={pages}"] if use_ring else [])]
-            self._program = BccProgram(flags, self.programs, _MAPS)
-            stack.callback(self._program.close)
+            self._program = stack.enter_context(closing(BccProgram(flags, self.programs, _MAPS)))
             self._open(stack, use_ring, pages * mmap.PAGESIZE)
             self._attach()
             self._begin()
@@ -170,13 +169,11 @@ class KsymSource(Source):
         """Open the rings, and what is waited with."""
         self._cpus = possible_count()
         try:
-            self._epoll = select.epoll()
-            stack.callback(self._epoll.close)
-            self._ticker = Ticker(TICK)
-            stack.callback(self._ticker.close)
+            self._epoll = stack.enter_context(closing(select.epoll()))
+            self._ticker = stack.enter_context(closing(Ticker(TICK)))
             self._epoll.register(self._ticker.fd, select.EPOLLIN)
-            self._rings = open_rings(self._program.maps["events"], use_ring, size, self._epoll)
-            stack.callback(self._rings.close)
+            rings = open_rings(self._program.maps["events"], use_ring, size, self._epoll)
+            self._rings = stack.enter_context(closing(rings))
         except OSError as error:
             raise SourceError(f"the probe's ring cannot be opened ({error.strerror})") from error
 

@@ -179,9 +179,9 @@ def merged(losses: Iterable[Loss]) -> list[Loss]:
         last = found[-1] if found else None
         if last is None or loss.since > last.until or last.cause != loss.cause:
             found.append(loss)
-            continue
-        count = (last.count or 0) + (loss.count or 0)
-        found[-1] = Loss(last.since, max(last.until, loss.until), last.cause, count)
+        else:
+            count = (last.count or 0) + (loss.count or 0)
+            found[-1] = Loss(last.since, max(last.until, loss.until), last.cause, count)
     return found
 
 
