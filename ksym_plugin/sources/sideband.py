@@ -69,8 +69,8 @@ class Event:
     name: str
     type: int
     is_unload: bool
+    #: Of which ring, and where in it.
     ring: int
-    #: Counts the events of the drain, ring by ring.
     number: int
     earliest: int
     latest: int = 0
@@ -123,8 +123,8 @@ class Sideband:
         with the same ``latest`` unloads first. A load whose program is known only now
         comes a second time, with the id.
         """
-        events: list[Event] = []
-        by_ring = [_items(records, ring, earliest, events) for ring, records in enumerate(rings)]
+        by_ring = [_items(records, ring, earliest) for ring, records in enumerate(rings)]
+        events = [item for item in chain(*by_ring) if isinstance(item, Event)]
         incomplete = [program for items in by_ring for program in self._identify_loads(items)]
         late = self._complete(incomplete, events)
         self._identify_unloads(by_ring, events)
@@ -222,8 +222,8 @@ class Sideband:
         return True
 
 
-def _items(records: Iterable[Record], ring: int, earliest: int, events: list[Event]) -> list[Item]:
-    """One ring's BPF_EVENTs, and events in place of its KSYMBOLs; all of these join ``events``."""
+def _items(records: Iterable[Record], ring: int, earliest: int) -> list[Item]:
+    """One ring's BPF_EVENTs, and events in place of its KSYMBOLs."""
     items: list[Item] = []
     for record in records:
         if isinstance(record, BpfEvent):
@@ -232,11 +232,9 @@ def _items(records: Iterable[Record], ring: int, earliest: int, events: list[Eve
         elif isinstance(record, KSymbol) and record.length:
             event = Event(
                 record.start, record.length, record.name, record.type,
-                record.unregister, ring, len(events), earliest,
+                record.unregister, ring, len(items), earliest,
             )  # fmt: skip
-            events.append(event)
-            if record.type == KSYMBOL_BPF:
-                items.append(event)
+            items.append(event)
     return items
 
 
@@ -247,7 +245,7 @@ def _announcements(items: list[Item], type: int) -> Iterator[tuple[BpfEvent, deq
         if isinstance(item, BpfEvent):
             if item.type == type:
                 yield item, pending
-        elif item.is_unload == (type == PROG_UNLOAD):
+        elif item.type == KSYMBOL_BPF and item.is_unload == (type == PROG_UNLOAD):
             pending.append(item)
 
 
