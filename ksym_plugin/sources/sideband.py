@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ksym_plugin.kernel.bpf_prog import ProgramInfo
     from ksym_plugin.kernel.perf_ring import Record
 
-    #: Name and program id of a symbol; the id is None where it is not known.
+    #: Name and program id of a symbol; "" and None where they are not known.
     Known = tuple[str, Optional[int]]
     Item = Union["Event", BpfEvent]
 
@@ -96,7 +96,7 @@ class Event:
         """Whether it can be about the symbol of this name and program id."""
         if self.prog_id is not None and prog_id is not None:
             return self.prog_id == prog_id
-        return not self.name or name in ("", self.name) or UNNAMED_BPF in (name, self.name)
+        return not self.name or name in ("", self.name)
 
 
 class Sideband:
@@ -112,7 +112,8 @@ class Sideband:
     def know(self, loads: Iterable[Load]) -> None:
         """Take in a snapshot."""
         for load in loads:
-            self.live[load.symbol.start] = (load.symbol.name, load.prog_id)
+            name = load.symbol.name if load.symbol.name != UNNAMED_BPF else ""
+            self.live[load.symbol.start] = (name, load.prog_id)
 
     def changes(
         self, rings: Iterable[list[Record]], earliest: int, latest: int
@@ -287,7 +288,7 @@ def in_order(events: list[Event], live: dict[int, Known], latest: int) -> list[E
             earliest = event.earliest = max(event.earliest, earliest)
         last = group[-1]
         if not last.is_unload:
-            live[start] = (last.name or UNNAMED_BPF, last.prog_id)
+            live[start] = (last.name, last.prog_id)
         elif start in live and (len(group) > 1 or last.can_be_of(*live[start])):
             del live[start]
     return sorted(events, key=lambda event: (event.latest, not event.is_unload))
@@ -338,8 +339,7 @@ def _load_of(unload: Event, loads: list[Event]) -> Event | None:
 def _change(event: Event) -> Load | Unload:
     earliest = min(event.earliest, event.latest)
     if event.is_unload:
-        name = event.name if event.name != UNNAMED_BPF else None
-        return Unload(event.start, earliest, event.latest, name or None, event.prog_id)
+        return Unload(event.start, earliest, event.latest, event.name or None, event.prog_id)
     name = event.name or UNNAMED_BPF
     is_ool = event.type == KSYMBOL_OOL
     kind = OOL if is_ool else bpf_kind(name)
