@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     Whole = Any
 
 _KERNEL_HALF = 1 << 63
-_DIGITS = b"0123456789abcdef"
 #: Frames in perf's columns are lower if their addresses are.
 _UPPER_HALF = b"\t8"
 _GUEST = b"[guest."
@@ -114,6 +113,7 @@ class Renamer:
         self._leeway = leeway
         self._covered = 0
         self._header: Header | None = None
+        self._line = b""
         self._window: tuple[int, int] | None = _OUTSIDE
         #: Samples whose time was wanted, and is not printed.
         self._untimed = 0
@@ -128,9 +128,10 @@ class Renamer:
             )
         return lines
 
-    def begin(self, header: Header | None) -> None:
-        """A sample begins; None if the time of what follows is not known."""
+    def begin(self, header: Header | None, line: bytes = b"") -> None:
+        """A sample begins, with this line; None if the time of what follows is not known."""
         self._header = header
+        self._line = line
         self._window = None
 
     def decide(self, frame: FrameLine) -> tuple[Decision, str]:
@@ -165,16 +166,17 @@ class Renamer:
 
     def _monotonic_window(self) -> tuple[int, int]:
         """The sample's window in CLOCK_MONOTONIC."""
-        window = self._header.window() if self._header is not None else None
-        if self._header is not None and not self._header.seconds:
+        header = self._header
+        window = None if header is None else header.window(self._line)
+        if header is not None and not header.digits:
             self._untimed += 1
-        if self._header is None or window is None or not 0 < window[0] < _NO_TIME:
+        if header is None or window is None or not 0 < window[0] < _NO_TIME:
             return _OUTSIDE
         if self._clocks is None:
             return window
         clock: str | None = self._clock
         if self._clock_by_event is not None:
-            clock = self._clock_by_event.get(self._header.event)
+            clock = self._clock_by_event.get(header.event)
         if clock is None:
             return _OUTSIDE
         earliest, latest = self._clocks.window(clock, *window)
@@ -293,8 +295,6 @@ class StackReader:
     stacks come again and again, so what was made of them is kept.
     """
 
-    #: Whether a subclass wants the time of samples.
-    needs_time = False
     #: Whether it makes the same of all frames of a user's function, whatever their addresses.
     by_function = True
     #: Whether the line of a frame of the user's is all that it makes of it.
@@ -307,19 +307,20 @@ class StackReader:
         self._headers = text.Headers()
         #: Whether a sample can begin here: at the start, and after a blank line.
         self._is_start = True
-        #: The sample at hand, where it comes by line.
+        #: The sample at hand, where it comes by line, and its first line.
         self._header: Header | None = None
+        self._first = b""
         self._stack = Stack()
-        #: The header of a whole sample, as long as its time was not wanted.
-        self._untimed = b""
         #: What stands behind a leaf of the kernel's, and behind one of the user's. Leaves are at
         #: many addresses, their callers at few.
         self._stacks: tuple[dict[bytes, Stack], dict[bytes, Stack]] = ({}, {})
-        self._wholes: dict[tuple[Piece, Stack], Whole] = {}
+        #: What was made of a leaf and a stack behind it, and how their frames were decided on
+        #: whose names depend on the time.
+        self._wholes: dict[tuple[object, Stack], tuple[list[tuple[Decision, str]], Whole]] = {}
         self._kept = 0
         self._beyond = _Lines(self._in_user_part)
-        #: What was made of lines without their addresses and offsets.
-        self._functions: dict[bytes, Piece] = {}
+        #: What was made of a user's function, by its name, its dso, and whether it has an offset.
+        self._functions: dict[tuple[bytes, bytes | None, bool], Piece] = {}
         self._callers = _Lines(partial(self._in_kernel_part, is_leaf=False))
         self._leaves = _Lines(self._as_leaf)
 
@@ -344,10 +345,7 @@ class StackReader:
         raise NotImplementedError
 
     def _sample(self, header: Header, stack: Whole, line: bytes) -> None:
-        """A sample; the header's time is right only if it is needed.
-
-        ``line`` is the header's where all lines came at once, else empty.
-        """
+        """A sample; ``line`` is the header's."""
         raise NotImplementedError
 
     def _outside(self, line: bytes) -> None:
@@ -396,9 +394,9 @@ class StackReader:
             return False
         if self._header is not None or self._stack.pieces:
             self._end()
-        self._untimed = first
+        self._renamer.begin(header, first)
         try:
-            if self.passes_users and line < _UPPER_HALF and text.is_usual(line):
+            if self.passes_users and line < _UPPER_HALF and text.are_usual(line):
                 # They are at too many addresses to be kept.
                 kind, leaf, frame = USER, line, None
             else:
@@ -407,32 +405,43 @@ class StackReader:
             if callers is None:
                 callers = self._take_in(rest, kind != USER)
         except NotWithin:
-            self._untimed = b""
             return False
+        size = len(line) + len(rest)
         if kind == PASSES or callers.passing:
-            whole = self._at_its_time(header, line, leaf, frame, callers)
+            whole = self._at_its_time(line, leaf, frame, callers, size)
         else:
-            whole = self._with_leaf(leaf, callers, len(line) + len(rest))
-        standing = callers.standing + (kind == STANDS)
+            whole = self._with_leaf(leaf, callers, size)
+        standing, nameless = callers.standing + (kind == STANDS), callers.nameless
         if standing:
             self._renamer.tally.confirmed += standing
-        if kind == NAMELESS or callers.nameless:
-            self._renamer.count(0, callers.nameless + (kind == NAMELESS))
-        if self.needs_time:
-            header = header.of(first)
-        if not self._untimed:
-            self._renamer.begin(None)
-        self._untimed = b""  # What comes by line has another time.
+        if nameless or kind == NAMELESS:
+            self._renamer.count(0, nameless + (kind == NAMELESS))
         self._sample(header, whole, first)
         return True
 
     def _with_leaf(self, leaf: Piece, callers: Stack, size: int) -> Whole:
         """What is made of a stack of ``size`` bytes that is the same at all times."""
-        whole = self._wholes.get((leaf, callers))
-        if whole is None:
-            whole = self._wholes[leaf, callers] = self._join([leaf, *callers.pieces[1:]])
+        kept = self._wholes.get((leaf, callers))
+        if kept is None:
+            kept = self._wholes[leaf, callers] = [], self._join([leaf, *callers.pieces[1:]])
             self._note_size(size)
-        return whole
+        return kept[1]
+
+    def _at_its_time(
+        self, line: bytes, leaf: Piece, frame: FrameLine | None, callers: Stack, size: int
+    ) -> Whole:
+        """A stack of which some frames depend on the time; ``frame`` is the leaf if it does."""
+        passing = callers.passing if frame is None else [(0, line, frame), *callers.passing]
+        decided = [self._renamer.decide(frame) for _, _, frame in passing]
+        key = frame or leaf, callers
+        kept = self._wholes.get(key)
+        if kept is None or kept[0] != decided:
+            pieces = [leaf, *callers.pieces[1:]]
+            for (place, at, passed), decision in zip(passing, decided):
+                pieces[place] = self._kernel(at, passed, *decision, not place)
+            kept = self._wholes[key] = decided, self._join(pieces)
+            self._note_size(size)
+        return kept[1]
 
     def _take_in(self, rest: bytes, in_kernel: bool) -> Stack:
         """A stack behind its leaf that was not met before."""
@@ -452,26 +461,6 @@ class StackReader:
             self._kept = size + _STACK_SIZE
             for kept in (*self._stacks, self._wholes):
                 kept.clear()
-
-    def _at_its_time(
-        self, header: Header, line: bytes, leaf: Piece, frame: FrameLine | None, callers: Stack
-    ) -> Whole:
-        """A stack of which some frames depend on the time; ``frame`` is the leaf if it does."""
-        if self._untimed:
-            self._renamer.begin(header.of(self._untimed))
-            self._untimed = b""
-        pieces = [leaf, *callers.pieces[1:]]
-        if frame is not None:
-            pieces[0] = self._kernel(line, frame, *self._renamer.decide(frame), True)
-        for place, caller, of_caller in callers.passing:
-            pieces[place] = self._kernel(caller, of_caller, *self._renamer.decide(of_caller), False)
-        return self._join(pieces)
-
-    def _begin_time(self) -> None:
-        """The time of the sample at hand is wanted, if it comes as a whole."""
-        if self._untimed:
-            self._renamer.begin(text.header(self._untimed))
-            self._untimed = b""
 
     # By line
 
@@ -501,8 +490,8 @@ class StackReader:
         if self._header is not None or self._stack.pieces:
             self._end()
         self._is_start = False
-        self._header = header
-        self._renamer.begin(header)
+        self._header, self._first = header, line
+        self._renamer.begin(header, line)
         frame = text.payload_frame(line, header.payload)
         if frame is None:
             return line
@@ -516,6 +505,8 @@ class StackReader:
     def _within(self, line: bytes) -> Piece:
         """A line of the sample at hand, or of none."""
         stack = self._stack
+        if self._header is None:
+            self._renamer.begin(None)
         self._extend(stack, [line])
         self._is_start = False
         if stack.passing:
@@ -525,12 +516,11 @@ class StackReader:
 
     def _end(self) -> None:
         """The sample at hand has ended, if there is one."""
-        header, stack = self._header, self._stack
-        self._header, self._stack = None, Stack()
-        self._renamer.begin(None)
+        stack = self._stack
         self._renamer.count(stack.standing, stack.nameless)
-        if header is not None:
-            self._sample(header, self._join(stack.pieces), b"")
+        if self._header is not None:
+            self._sample(self._header, self._join(stack.pieces), self._first)
+        self._header, self._stack = None, Stack()
 
     # Stacks
 
@@ -551,8 +541,12 @@ class StackReader:
             stack.nameless += kind == NAMELESS
             pieces.append(piece)
         if at < len(lines):
-            pieces.extend(map(self._beyond.__getitem__, lines[at:]))
             stack.in_kernel = False
+            beyond = b"\n".join(lines[at:])
+            if self.passes_users and text.are_usual(beyond):
+                pieces.append(beyond)
+            else:
+                pieces.extend(map(self._beyond.__getitem__, lines[at:]))
 
     def _as_leaf(self, line: bytes) -> tuple[int, Piece, FrameLine | None]:
         if not (line < _UPPER_HALF and line.endswith(b")")):
@@ -570,46 +564,25 @@ class StackReader:
             return USER, None, None
         name, dso = perf_name(frame)
         if kind == PASSES:
-            if self._renamer.knows:
-                self._begin_time()
             if not self._renamer.is_fixed(frame):
                 return PASSES, None, frame
             kind = STANDS if name else NAMELESS
         return kind, self._kernel(line, frame, name or None, dso, is_leaf), None
 
     def _in_user_part(self, line: bytes) -> Piece:
-        if self.passes_users and text.is_usual(line):
-            return line
-        function = _function(line) if self.by_function else line
-        piece = self._functions.get(function)
-        if piece is not None:
-            return piece
         frame = _frame_within(line)
         if frame is None:
             return self._beside(line)
-        piece = self._user(line, frame)
-        # Only if the parser agrees on where the name ends: names may hold such numbers.
-        if function in (line[17:], b" %s\n (%s)" % (frame.name, frame.dso or b"")):
+        if not (self.by_function and line < _UPPER_HALF):
+            return self._user(line, frame)
+        function = frame.name, frame.dso, bool(frame.offset)
+        piece = self._functions.get(function)
+        if piece is None:
+            piece = self._user(line, frame)
             if len(self._functions) >= _MOST_LINES:
                 self._functions.clear()
             self._functions[function] = piece
         return piece
-
-
-def _function(line: bytes) -> bytes:
-    """A frame in perf's columns without address and offset, the line itself if it is none.
-
-    The user's frames that are equal in that are of one function.
-    """
-    if not line < _UPPER_HALF or line[16:18].strip(_DIGITS) != b" ":
-        return line
-    if line[1:16].lstrip(b" ").strip(_DIGITS):
-        return line
-    plus = line.rfind(b"+0x")
-    end = line.find(b" (", plus)
-    if plus < 0 or end < plus + 4 or line[plus + 3 : end].strip(_DIGITS):
-        return line[17:]
-    return b"%s\n%s" % (line[17:plus], line[end:])
 
 
 def _frame_within(line: bytes) -> FrameLine | None:
@@ -637,8 +610,6 @@ class Annotator(StackReader):
     def __init__(self, renamer: Renamer, locator: Locator | None = None) -> None:
         super().__init__(renamer, locator)
         self.has_offsets = True
-        #: Lines of kernel frames as they are printed, by what was decided of them.
-        self._shown: dict[tuple[bytes, int, object, str], bytes] = {}
         self._out: list[bytes] = []
 
     def feed(self, data: bytes) -> bytes:
@@ -666,28 +637,13 @@ class Annotator(StackReader):
     def _kernel(
         self, line: bytes, frame: FrameLine, decision: Decision, dso: str, is_leaf: bool
     ) -> bytes:
-        line = self._printed(line, frame, decision, dso)
+        shown = renamed(frame, decision, dso, self.has_offsets)
+        line = _rewritten(line, frame, shown)
         if self._locator is None:
             return line
         known = located(self._locator, frame.address, frame.distance, decision, dso, is_leaf)
         source = b"" if known is None else encode_name(below(known).rstrip("\n"))
         return line + b"\n" + source if source else line
-
-    def _printed(self, line: bytes, frame: FrameLine, decision: Decision, dso: str) -> bytes:
-        """The line of a kernel frame with what was decided of it; kept for the next time."""
-        decided: object = decision
-        if isinstance(decision, Frame):
-            decided = decision.name, decision.offset, decision.certainty
-        # A frame begins elsewhere if the line is taken for a header.
-        key = line, frame.name_at, decided, dso
-        printed = self._shown.get(key)
-        if printed is None:
-            printed = _rewritten(line, frame, renamed(frame, decision, dso, self.has_offsets))
-            if len(line) <= _LONGEST_KEPT:
-                if len(self._shown) >= _MOST_LINES:
-                    self._shown.clear()
-                self._shown[key] = printed
-        return printed
 
     def _beside(self, line: bytes) -> bytes:
         return line
@@ -701,13 +657,9 @@ class Annotator(StackReader):
         return leaf + callers.tail
 
     def _sample(self, header: Header, stack: bytes, line: bytes) -> None:
-        if line:
-            self._out += (
-                self._format_header(line, len(line) - header.behind),
-                b"\n",
-                stack,
-                b"\n\n",
-            )
+        if self._header is None:  # By line it has been printed already.
+            shown = self._format_header(line, len(line) - header.behind)
+            self._out += (shown, b"\n", stack, b"\n\n")
 
     def _begin(self, header: Header, line: bytes) -> bytes:
         return self._format_header(super()._begin(header, line), len(line) - header.behind)

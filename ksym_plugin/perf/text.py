@@ -15,7 +15,6 @@ a line takes time in proportion to its length, whatever is in it.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 #: A longer line is no frame and no header: it is passed on before its end has come.
 LONGEST = 1 << 20
@@ -25,21 +24,20 @@ UNKNOWN = b"[unknown]"
 #: The dso of a function that was inlined into the frame below it, whose address it has.
 INLINED = b"inlined"
 
-_SECOND = 1_000_000_000
-_DOT = ord(".")
 _BLANKS = b" \t\r\n"
+_TIMED = (
+    rb"(?P<pid>-?\d+)(?:/(?P<tid>-?\d+))?[ \t]+(?:\[\d+\][ \t]+)?"
+    rb"\d+\.(?P<fraction>\d{1,9}):(?P<rest>.*)"
+)
 #: A task's name has 15 bytes at the most; of what looks like a time, the last one that
 #: such a name can stand before is the time.
-_HEADER = re.compile(
-    rb"(?:(.{0,15}\S)[ \t]+)?(-?\d+)(?:/(-?\d+))?[ \t]+(?:\[\d+\][ \t]+)?(\d+)\.(\d{1,9}):(.*)",
-    re.DOTALL,
-)
+_HEADER = re.compile(rb"(?:(?P<comm>.{0,15}\S)[ \t]+)?" + _TIMED, re.DOTALL)
 #: The same behind a longer name, which other tools write.
-_LATER = re.compile(
-    rb"(?<=[ \t])(-?\d+)(?:/(-?\d+))?[ \t]+(?:\[\d+\][ \t]+)?(\d+)\.(\d{1,9}):(.*)", re.DOTALL
-)
+_LATER = re.compile(rb"(?<=[ \t])" + _TIMED, re.DOTALL)
 #: ``perf script -F`` without pid and tid.
-_TIME = re.compile(rb"(?<![^ \t])(\d+)\.(\d{6}|\d{9}):(?![^ \t\r])(.*)", re.DOTALL)
+_TIME = re.compile(
+    rb"(?<![^ \t])\d+\.(?P<fraction>\d{6}|\d{9}):(?![^ \t\r])(?P<rest>.*)", re.DOTALL
+)
 _EVENT = re.compile(rb"[ \t]*(?:(\d+)[ \t]+)?(\S+):(?:[ \t]+(.*))?\Z", re.DOTALL)
 RECORD = b"PERF_RECORD_"
 
@@ -47,20 +45,20 @@ _ADDRESS = re.compile(rb"[ \t]*([0-9a-f]{1,16})[ \t]")
 _OFFSET = re.compile(rb"\+0x[0-9a-f]+\Z")
 #: A frame as perf prints most of them, at a glance: its file's name has no parenthesis.
 _FRAME = re.compile(rb"\t *([0-9a-f]{1,16})(?<=\t.{16}) (\S.*) \(([^()]*)\)", re.DOTALL)
+#: Lines of such frames.
+_FRAMES = re.compile(rb"(?:\t *[0-9a-f]{1,16}(?<=\t.{16}) \S[^\n]* \([^()\n]*\)(?:\n|\Z))+")
 #: perf right-aligns addresses in 16 columns, after a tab in a callchain.
 _ALIGNED = 17
 #: What can be an address in a payload. Numbers that are shorter than ``_LONG`` and stand in no
 #: column are mostly something else.
 _WORD = re.compile(rb"(?<![^ \t])[0-9a-f]{1,16}(?=[ \t])")
 _LONG = 9
-#: Digits of a number at the most.
+#: Digits of a number at the most, and of a time's seconds.
 _LONGEST_NUMBER = 18
-#: How many beginnings of headers, and what stood behind their times, are kept.
+_LONGEST_SECONDS = 12
+#: How many headers are kept, and the longest.
 _MOST_HEADERS = 1 << 12
 _LONGEST_KEPT = 1 << 10
-#: The cache of what follows the time: how many texts, and the longest.
-_MOST_EVENTS = 1 << 10
-_LONGEST_EVENT = 1 << 8
 _BRANCH = b" => "
 
 
@@ -104,57 +102,44 @@ class Cutter:
 class Header:
     """The first line of a sample; a part that is not there is empty.
 
-    ``seconds`` and ``fraction`` are the digits of its time, ``behind`` is how much of the line
-    stands behind those. ``payload`` is what follows the event: a tracepoint's fields, and the
-    only frame where perf printed no callchain.
+    Its time stands in the line: ``behind`` is how much follows that, ``digits`` how many digits
+    it has after the dot, 0 where there is none. ``pid`` is the process where both are printed.
+    ``period`` is 1 where none is. ``payload`` is what follows the event: a tracepoint's fields,
+    and the only frame where perf printed no callchain.
     """
 
-    __slots__ = (
-        *("behind", "comm", "event", "fraction", "payload", "period", "pid", "seconds", "tid"),
-    )
+    __slots__ = ("behind", "comm", "digits", "event", "payload", "period", "pid", "tid")
 
     def __init__(
         self,
         comm: bytes,
         pid: bytes,
         tid: bytes,
-        seconds: bytes,
-        fraction: bytes,
         event: tuple[bytes, bytes, bytes],
         behind: int = 0,
+        digits: int = 0,
     ) -> None:
-        self.behind = behind
         self.comm = comm
-        #: The process where both are printed, else empty.
         self.pid = pid
         self.tid = tid
-        self.seconds = seconds
-        self.fraction = fraction
-        #: 1 where none is printed.
-        self.period = 1
         period, self.event, self.payload = event
-        if period and len(period) <= _LONGEST_NUMBER:
-            self.period = int(period) or 1
+        self.period = (int(period) if len(period) <= _LONGEST_NUMBER and period else 1) or 1
+        self.behind = behind
+        self.digits = digits
 
-    def of(self, line: bytes) -> Header:
-        """The header of a line that ``Headers.find`` has found this one for: with its time."""
-        end = len(line) - self.behind
-        dot = end - len(self.fraction) - 1
-        seconds = line[line.rfind(b" ", 0, dot) + 1 : dot]
-        if not self.seconds or not seconds.isdigit():
-            return self  # It is the line's own.
-        event, fraction = (b"", self.event, self.payload), line[dot + 1 : end]
-        found = Header(self.comm, self.pid, self.tid, seconds, fraction, event, self.behind)
-        found.period = self.period
-        return found
-
-    def window(self) -> tuple[int, int] | None:
-        """First and last ns that the time can stand for: perf cuts it off after the last digit."""
-        if not self.seconds or len(self.seconds) > 12:
+    def window(self, line: bytes) -> tuple[int, int] | None:
+        """First and last ns that the time in a line with this header can stand for; None without
+        one. perf cuts it off after the last digit."""
+        if not self.digits:
             return None
-        digits = len(self.fraction)
-        earliest = int(self.seconds) * _SECOND + int(self.fraction) * 10 ** (9 - digits)
-        return earliest, earliest + 10 ** (9 - digits) - 1
+        end = len(line) - self.behind
+        dot = end - self.digits - 1
+        seconds = line[:dot].lstrip(BOM).rsplit(None, 1)[-1]
+        if len(seconds) > _LONGEST_SECONDS:
+            return None
+        unit = 10 ** (9 - self.digits)
+        earliest = int(seconds + line[dot + 1 : end]) * unit
+        return earliest, earliest + unit - 1
 
 
 class FrameLine:
@@ -196,73 +181,40 @@ def timed(line: bytes) -> Header | None:
     """What begins as a header does; RECORD is the event of a side-band record."""
     blanks = len(line) - len(line.rstrip(_BLANKS))
     line = (line[3:] if line.startswith(BOM) else line).strip(_BLANKS)
-    found = _HEADER.match(line)
-    if found is not None:
-        comm, pid, tid, seconds, fraction, rest = found.groups()
-    else:
-        found = _LATER.search(line)
-        if found is not None:
-            pid, tid, seconds, fraction, rest = found.groups()
-            comm = line[: found.start()].rstrip(_BLANKS)
-        else:
-            found = _TIME.search(line)
-            if found is None:
-                return _without_time(line)
-            seconds, fraction, rest = found.groups()
-            comm, pid, tid = line[: found.start()].rstrip(_BLANKS), b"", b""
-    event = event_of(rest)
-    if tid is None:
+    found = _HEADER.match(line) or _LATER.search(line) or _TIME.search(line)
+    if found is None:
+        return _without_time(line)
+    parts = found.groupdict(b"")
+    comm = parts.get("comm", line[: found.start()].rstrip(_BLANKS))
+    pid, tid = parts.get("pid", b""), parts.get("tid", b"")
+    if not tid:
         pid, tid = b"", pid
-    behind = 1 + len(rest) + blanks
-    return Header(comm or b"", pid, tid, seconds, fraction, event, behind)
+    rest = parts["rest"]
+    return Header(comm, pid, tid, _event(rest), 1 + len(rest) + blanks, len(parts["fraction"]))
 
 
 class Headers:
-    """Headers without their times. What stands before and after a time comes again and again."""
+    """Headers, by what stands before and behind their times: that comes again and again."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[bytes, bytes, int], Header] = {}
-        #: What stood behind the last time, how long that was, and by what stood before it the
-        #: headers that are alike in that.
-        self._behind = b"\n"
-        self._size = 0
-        #: Where its dot stood, from the end of the line.
-        self._dot = 1
-        self._alike: dict[bytes, Header] = {}
 
     def find(self, line: bytes) -> Header | None:
-        """The header that a line is, or None; its time may be another's of the same parts."""
-        if len(line) > _LONGEST_KEPT:
+        """The header that a line is, or None."""
+        before, _, behind = line.rpartition(b".")
+        before, _, seconds = before.rpartition(b" ")
+        fraction, _, behind = behind.partition(b":")
+        if not (seconds + fraction).isdigit() or len(line) > _LONGEST_KEPT:
             return header(line)
-        if line.endswith(self._behind):
-            end = len(line) - len(self._behind)
-            start = end - self._size
-            found = self._alike.get(line[:start])
-            is_time = found and line[-self._dot] == _DOT
-            if is_time and line[start:end].replace(b".", b"", 1).isdigit():
-                return found
-        return self._look_up(line)
-
-    def _look_up(self, line: bytes) -> Header | None:
-        dot = line.rfind(b".")
-        start, end = line.rfind(b" ", 0, dot) + 1, line.find(b":", dot)
-        if not (line[start:dot].isdigit() and line[dot + 1 : end].isdigit()):
-            return header(line)
-        parts = line[:start], line[end:], end - dot
+        parts = before, behind, len(fraction)
         found = self._kept.get(parts)
         if found is None:
             found = header(line)
             # Only if the parser agrees on where the time is: tasks may be named like one.
-            if found is None or found.behind != len(line) - end:
-                return found
-            if len(self._kept) >= _MOST_HEADERS:
-                self._kept.clear()
-            self._kept[parts] = found
-        shape = line[end:], end - start, len(line) - dot
-        if (self._behind, self._size, self._dot) != shape or len(self._alike) >= _MOST_HEADERS:
-            self._behind, self._size, self._dot = shape
-            self._alike = {}
-        self._alike[line[:start]] = found
+            if found is not None and found.behind == 1 + len(behind):
+                if len(self._kept) >= _MOST_HEADERS:
+                    self._kept.clear()
+                self._kept[parts] = found
         return found
 
 
@@ -293,7 +245,7 @@ def _without_time(line: bytes) -> Header | None:
     if not slash and not event:
         return None  # Any text can end in a number.
     pid, tid = (pid, tid) if slash else (b"", pid)
-    return Header(comm, pid, tid, b"", b"", (b"", event[:-1], b""))
+    return Header(comm, pid, tid, (b"", event[:-1], b""))
 
 
 def _last_word(text: bytes) -> tuple[bytes, bytes]:
@@ -319,28 +271,17 @@ def is_junk(line: bytes) -> bool:
     return not (line.startswith(b"#") or RECORD in line or is_source(line))
 
 
-def event_of(rest: bytes) -> tuple[bytes, bytes, bytes]:
+def _event(rest: bytes) -> tuple[bytes, bytes, bytes]:
     """Period, event and payload of what follows the time."""
-    return _cached_event(rest) if len(rest) <= _LONGEST_EVENT else _read_event(rest)
-
-
-def _read_event(rest: bytes) -> tuple[bytes, bytes, bytes]:
     if rest.lstrip(_BLANKS).startswith(RECORD):
         return b"", RECORD, rest
     found = _EVENT.match(rest)
-    if found is None:
-        return b"", b"", rest
-    period, event, payload = found.groups()
-    return period or b"", event, payload or b""
+    return (b"", b"", rest) if found is None else (found[1] or b"", found[2], found[3] or b"")
 
 
-#: Without a payload this text is the same in most samples.
-_cached_event = lru_cache(_MOST_EVENTS)(_read_event)
-
-
-def is_usual(line: bytes) -> bool:
-    """Whether a line is a frame as perf prints most of them."""
-    return _FRAME.fullmatch(line) is not None
+def are_usual(lines: bytes) -> bool:
+    """Whether all of some lines are frames as perf prints most of them."""
+    return _FRAMES.fullmatch(lines) is not None
 
 
 def frame(line: bytes) -> FrameLine | None:

@@ -202,8 +202,6 @@ def _clock_of(told: Mapping[bytes, str | None]) -> Clock | None:
 class Start(StackReader):
     """What the beginning of a text shows: when it is of, and what perf named."""
 
-    needs_time = True
-
     def __init__(self) -> None:
         super().__init__(Renamer())
         #: The first and the last time of a sample, ns.
@@ -236,7 +234,7 @@ class Start(StackReader):
         return [piece for piece in pieces if piece is not None]
 
     def _sample(self, header: Header, stack: list[tuple[int, str]], line: bytes) -> None:
-        window = header.window()
+        window = header.window(line)
         if window is not None:
             first, last = self.times or window
             self.times = min(first, window[0]), max(last, window[1])

@@ -52,8 +52,6 @@ class Reader(StackReader):
     thread or no time.
     """
 
-    needs_time = True
-
     def __init__(self, renamer: Renamer | None = None) -> None:
         super().__init__(renamer or Renamer())
         self.is_monotonic: bool | None = None
@@ -104,9 +102,9 @@ class Reader(StackReader):
         kernel = [piece for piece in reversed(pieces) if piece is not None]
         return tuple(name for name, _ in kernel), any(is_stop for _, is_stop in kernel)
 
-    def _sample(self, header: Header, stack: tuple[tuple[str, ...], bool], _line: bytes) -> None:
+    def _sample(self, header: Header, stack: tuple[tuple[str, ...], bool], line: bytes) -> None:
         self._event = self._event or header.event
-        window = header.window()
+        window = header.window(line)
         has_thread = header.pid and len(header.tid) <= _LONGEST_ID
         if header.event != self._event or not has_thread or window is None:
             self.passed_over += 1

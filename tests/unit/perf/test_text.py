@@ -105,7 +105,7 @@ def test_headers(
     header = text.header(line)
     assert header is not None
     assert (header.comm, header.pid, header.tid) == (comm, pid, tid)
-    assert header.window() == window
+    assert header.window(line) == window
     assert (header.period, header.event, header.payload) == (int(period or b"1"), event, payload)
 
 
@@ -240,14 +240,14 @@ _BEHIND = st.sampled_from(
 @given(st.lists(st.tuples(_COMMS, _STAMPS, _BEHIND), max_size=12))
 @settings(deadline=None)
 def test_headers_are_found_as_they_are_read(parts: list[tuple[bytes, bytes, bytes]]) -> None:
-    def told(header: text.Header | None) -> object:
-        return header and [getattr(header, slot) for slot in text.Header.__slots__]
+    def told(header: text.Header | None, line: bytes) -> object:
+        slots = text.Header.__slots__
+        return header and [header.window(line), *(getattr(header, slot) for slot in slots)]
 
     headers = text.Headers()
     for comm, stamp, behind in parts:
         line = comm + b" 7/8 [000] " + stamp + behind
-        found = headers.find(line)
-        assert told(found and found.of(line)) == told(text.header(line))
+        assert told(headers.find(line), line) == told(text.header(line), line)
 
 
 def test_what_is_like_a_time_behind_the_time_is_the_line_s_own() -> None:
