@@ -32,13 +32,7 @@ if TYPE_CHECKING:
 
         def user(self, node: dict[str, Any], /) -> Piece: ...
         def kernel(
-            self,
-            address: int,
-            name: str,
-            offset: int | None,
-            dso: str,
-            frame: Frame | None = None,
-            /,
+            self, at: int, name: str, offset: int | None, dso: str, frame: Frame | None = None, /
         ) -> Piece: ...
         def sample(self, event: dict[str, Any], pieces: list[Piece], /) -> None: ...
         def close(self) -> None: ...
@@ -106,12 +100,7 @@ class TextOutput:
         return found.pop() if len(found) == 1 else address
 
     def kernel(
-        self,
-        address: int,
-        name: str,
-        offset: int | None,
-        dso: str,
-        frame: Frame | None = None,
+        self, address: int, name: str, offset: int | None, dso: str, frame: Frame | None = None
     ) -> str:
         """A frame; ``name`` is empty and ``offset`` None where they are not known."""
         if self._is_terminal:

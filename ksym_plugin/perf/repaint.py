@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     #: What a reader makes of a frame, and of a whole stack.
     Piece = Any
     Whole = Any
+    #: A line, or a name as bytes or text.
+    Name = Any
 
 _KERNEL_HALF = 1 << 63
 #: Frames in perf's columns are lower if their addresses are.
@@ -251,19 +253,19 @@ class NotWithin(Exception):
     """A line can stand in no stack: it is a header, a comment, or junk."""
 
 
-class _Lines(dict[bytes, "Piece"]):
-    """What is made of lines, each made once; bounded, and without very long lines."""
+class Memo(dict["Name", "Piece"]):
+    """What is made of lines or names, each made once; bounded, and without very long ones."""
 
-    def __init__(self, make: Callable[[bytes], Piece]) -> None:
+    def __init__(self, make: Callable[[Any], Piece]) -> None:
         super().__init__()
         self._make = make
 
-    def __missing__(self, line: bytes) -> Piece:
-        made = self._make(line)
-        if len(line) <= _LONGEST_KEPT:
+    def __missing__(self, key: Name) -> Piece:
+        made = self._make(key)
+        if len(key) <= _LONGEST_KEPT:
             if len(self) >= _MOST_LINES:
                 self.clear()
-            self[line] = made
+            self[key] = made
         return made
 
 
@@ -318,11 +320,11 @@ class StackReader:
         #: whose names depend on the time.
         self._wholes: dict[tuple[object, Stack], tuple[list[tuple[Decision, str]], Whole]] = {}
         self._kept = 0
-        self._beyond = _Lines(self._in_user_part)
+        self._beyond = Memo(self._in_user_part)
         #: What was made of a user's function, by its name, its dso, and whether it has an offset.
         self._functions: dict[tuple[bytes, bytes | None, bool], Piece] = {}
-        self._callers = _Lines(partial(self._in_kernel_part, is_leaf=False))
-        self._leaves = _Lines(self._as_leaf)
+        self._callers = Memo(partial(self._in_kernel_part, is_leaf=False))
+        self._leaves = Memo(self._as_leaf)
 
     # For a subclass
 

@@ -6,7 +6,7 @@ import itertools
 
 from ksym_plugin.perf.namer import UNCERTAIN, format_name, is_bpf_name, located
 from ksym_plugin.perf.output import say, write
-from ksym_plugin.perf.repaint import StackReader, perf_name
+from ksym_plugin.perf.repaint import Memo, StackReader, perf_name
 from ksym_plugin.stacks import flamegraph, speedscope
 from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account, describe
 from ksym_plugin.stacks.folded import frame_of, kernel_frame
@@ -16,7 +16,7 @@ from ksym_plugin.timeline.symbols import BPF_MODULE, Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Any, TextIO, Union
 
     from ksym_plugin.perf.namer import Decision
@@ -59,9 +59,13 @@ class FoldedOutput:
         #: By event, of the names of tasks and the numbers of stacks.
         self._counts: Counts[str, tuple[str, int]] = Counts()
         #: The numbers of frames by what perf has for them: a name, or a file.
-        self._named = _Numbers(lambda name: self._table.number(frame_of(for_stacks(name))))
-        self._in_file = _Numbers(lambda dso: self._named[_in_file(dso)])
-        self._kernel_named = _Numbers(self._kernel_number)
+        self._named: dict[str, int] = Memo(
+            lambda name: self._table.number(frame_of(for_stacks(name)))
+        )
+        self._in_file: dict[str, int] = Memo(lambda dso: self._named[_in_file(dso)])
+        self._kernel_named: dict[str, int] = Memo(
+            lambda name: self._table.number(kernel_frame(for_stacks(name)))
+        )
 
     def user(self, node: dict[str, Any]) -> int:
         """A user frame of perf's callchain; without a name, the file it is in."""
@@ -71,12 +75,7 @@ class FoldedOutput:
         return self._in_file[node.get("dso") or ""]
 
     def kernel(
-        self,
-        _address: int,
-        name: str,
-        _offset: int | None,
-        dso: str,
-        frame: Frame | None = None,
+        self, _address: int, name: str, _offset: int | None, dso: str, frame: Frame | None = None
     ) -> int:
         """A kernel frame; without a name, the module it is in."""
         text = name or _in_file(dso)
@@ -121,21 +120,6 @@ class FoldedOutput:
             stacks.add((self._named[comm], *numbered[number]), count)
         return stacks
 
-    def _kernel_number(self, name: str) -> int:
-        return self._table.number(kernel_frame(for_stacks(name)))
-
-
-class _Numbers(dict[str, int]):
-    """The numbers of frames, each found once."""
-
-    def __init__(self, find: Callable[[str], int]) -> None:
-        super().__init__()
-        self._find = find
-
-    def __missing__(self, key: str) -> int:
-        self[key] = number = self._find(key)
-        return number
-
 
 def _in_file(dso: str) -> str:
     """A frame without a name, by its file, as stackcollapse-perf.pl writes it."""
@@ -152,15 +136,12 @@ class SvgOutput(FoldedOutput):
         self._programs: dict[int, dict[Lifetime, None]] = {}
         self._traced: dict[int, str] = {}
         self._lines = HotLines(self._table)
-        self._bpf_named = _Numbers(self._bpf_number)
+        self._bpf_named: dict[str, int] = Memo(
+            lambda name: self._table.number(kernel_frame(for_stacks(name), is_bpf=True))
+        )
 
     def kernel(
-        self,
-        address: int,
-        name: str,
-        offset: int | None,
-        dso: str,
-        frame: Frame | None = None,
+        self, address: int, name: str, offset: int | None, dso: str, frame: Frame | None = None
     ) -> int:
         """A frame, counted by its source location too."""
         if _is_bpf(name, dso):
@@ -174,9 +155,6 @@ class SvgOutput(FoldedOutput):
         if frame.traced is not None:
             self._traced[number] = frame.traced
         return self._lines.number(number, frame.location)
-
-    def _bpf_number(self, name: str) -> int:
-        return self._table.number(kernel_frame(for_stacks(name), is_bpf=True))
 
     def _print(self, event: str | None) -> None:
         stacks = self._lines.sum_up(self._counted(event))
@@ -246,12 +224,7 @@ class ReportOutput:
         return ELSEWHERE
 
     def kernel(
-        self,
-        _address: int,
-        name: str,
-        _offset: int | None,
-        dso: str,
-        frame: Frame | None = None,
+        self, _address: int, name: str, _offset: int | None, dso: str, frame: Frame | None = None
     ) -> int:
         if _is_bpf(name, dso):
             # Code without a name, as classic BPF is, goes by what it is known to be.
@@ -295,7 +268,7 @@ class TextStacks(StackReader):
     def __init__(self, renamer: Renamer, output: StackOutput, locator: Locator | None) -> None:
         super().__init__(renamer, locator)
         self._output = output
-        self._decoded = _Decoded()
+        self._decoded = Memo(decode_name)
 
     def end(self) -> None:
         super().end()
@@ -323,20 +296,6 @@ class TextStacks(StackReader):
         return self._output.stack([piece for piece in pieces if piece is not None])
 
     def _sample(self, header: Header, stack: Whole, _line: bytes) -> None:
-        decoded = self._decoded
+        event, comm = self._decoded[header.event], self._decoded[header.comm]
         tid = int(header.tid) if len(header.tid) <= _LONGEST_NUMBER and header.tid else -1
-        self._output.add(
-            decoded[header.event],
-            decoded[header.comm],
-            tid,
-            header.period,
-            stack,
-        )
-
-
-class _Decoded(dict[bytes, str]):
-    """Names, each decoded once."""
-
-    def __missing__(self, name: bytes) -> str:
-        self[name] = decoded = decode_name(name)
-        return decoded
+        self._output.add(event, comm, tid, header.period, stack)
