@@ -52,10 +52,7 @@ class Repairer:
     """
 
     def __init__(
-        self,
-        history: BootHistory,
-        kallsyms: Kallsyms | None = None,
-        time_ns: int | None = None,
+        self, history: BootHistory, kallsyms: Kallsyms | None = None, time_ns: int | None = None
     ) -> None:
         self._history = history
         self._time = time_ns

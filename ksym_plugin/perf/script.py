@@ -227,17 +227,13 @@ class Times:
         start = line.rfind(b" ", 0, dot) + 1
         if not line[start:dot].isdigit() or dot - start > _LONGEST_SECONDS:
             return line
+        begin = min(start, dot - _SECONDS_WIDTH)  # perf aligns it.
         if self._is_hidden:
-            return line[: self._aligned(start, dot)] + line[end + 2 :]
+            return line[:begin] + line[end + 2 :]
+        shown = line[begin:end]
         if self._relative:
-            shown = self._relatively(int(line[start:dot]) * _SECOND + int(line[dot + 1 : end]))
-            line = line[: self._aligned(start, dot)] + shown + line[end:]
-            end += self._aligned(start, dot) + len(shown) - end
-        return line if self._in_full else line[: end - 3] + line[end:]
-
-    def _aligned(self, start: int, dot: int) -> int:
-        """Where perf began to print the time, which it aligns."""
-        return min(start, dot - _SECONDS_WIDTH)
+            shown = self._relatively(int(line[start:dot] + line[dot + 1 : end]))
+        return line[:begin] + (shown if self._in_full else shown[:-3]) + line[end:]
 
     def _relatively(self, time: int) -> bytes:
         """As perf does it (perf_sample__fprintf_start in builtin-script.c)."""
@@ -262,7 +258,6 @@ class Selection:
         self._events: Counts[bytes, bytes] = Counts()
         self._times = request.times
         self._cutter = text.Cutter()
-        self._passed: list[bytes] = []
         #: The sample at hand: its header, its lines, and its frames so far.
         self._header: text.Header | None = None
         self._sample: list[bytes] = []
@@ -273,48 +268,44 @@ class Selection:
     def feed(self, data: bytes) -> bytes:
         """The text of all samples that have ended."""
         before, whole, after = self._cutter.cut(data)
-        for line in whole.splitlines(keepends=True):
-            self._line(line)
-        return before + self._take() + after
+        return before + b"".join(map(self._line, whole.splitlines(keepends=True))) + after
 
     def close(self) -> bytes:
         """The rest. KsymError if there are samples, but none of the event."""
-        self._line(self._cutter.rest())
-        self._end()
+        rest = self._line(self._cutter.rest()) + self._end()
         self._events.choose(self._event)
-        return self._take()
+        return rest
 
-    def _take(self) -> bytes:
-        passed, self._passed = b"".join(self._passed), []
-        return passed
-
-    def _line(self, line: bytes) -> None:
+    def _line(self, line: bytes) -> bytes:
+        """Take a line; the text of the sample that has ended before it."""
+        ended = b""
         is_blank = not line.strip()
         parsed = None if is_blank else text.parse(line, self._is_start)
         if isinstance(parsed, text.Header):
-            self._end()
+            ended = self._end()
             self._header = parsed
             frame = text.payload_frame(line, parsed.payload)
             self._frames = [] if frame is None else [frame]
         elif not is_blank and self._is_stopped:
-            return
+            return b""
         elif isinstance(parsed, text.FrameLine):
             self._frames.append(parsed)
             self._is_stopped = parsed.name in self._stops
         elif not is_blank and self._is_start:
-            self._end()
+            ended = self._end()
         self._sample.append(line)
         self._is_start = is_blank
+        return ended
 
-    def _end(self) -> None:
-        """The sample at hand has ended; what is no sample passes."""
+    def _end(self) -> bytes:
+        """The text of the sample at hand, which has ended; what is no sample passes."""
         header, sample = self._header, self._sample
-        if header is None or self._is_wanted(header):
-            if header is not None:
-                sample[0] = self._times.format(sample[0], len(sample[0]) - header.behind)
-            self._passed += sample
-        self._header, self._sample, self._frames = None, [], []
-        self._is_stopped = False
+        self._header, self._sample, self._is_stopped = None, [], False
+        if header is not None:
+            if not self._is_wanted(header):
+                return b""
+            sample[0] = self._times.format(sample[0], len(sample[0]) - header.behind)
+        return b"".join(sample)
 
     def _is_wanted(self, header: text.Header) -> bool:
         if self._event is not None:

@@ -38,6 +38,8 @@ _LATER = re.compile(rb"(?<=[ \t])" + _TIMED, re.DOTALL)
 _TIME = re.compile(
     rb"(?<![^ \t])\d+\.(?P<fraction>\d{6}|\d{9}):(?![^ \t\r])(?P<rest>.*)", re.DOTALL
 )
+#: ``java 19983 cycles:``, as old perfs print it, or ``java 19983/19990`` without the event.
+_WITHOUT_TIME = re.compile(rb"(.*\S)\s+(\d+)(?:/(\d+))?(?:\s+\[\d+\])?(?:\s+(\S*):)?", re.DOTALL)
 _EVENT = re.compile(rb"[ \t]*(?:(\d+)[ \t]+)?(\S+):(?:[ \t]+(.*))?\Z", re.DOTALL)
 RECORD = b"PERF_RECORD_"
 
@@ -203,8 +205,9 @@ class Headers:
         """The header that a line is, or None."""
         before, _, behind = line.rpartition(b".")
         before, _, seconds = before.rpartition(b" ")
-        fraction, _, behind = behind.partition(b":")
-        if not (seconds + fraction).isdigit() or len(line) > _LONGEST_KEPT:
+        fraction, colon, behind = behind.partition(b":")
+        is_time = colon and seconds.isdigit() and fraction.isdigit()
+        if not is_time or len(line) > _LONGEST_KEPT:
             return header(line)
         parts = before, behind, len(fraction)
         found = self._kept.get(parts)
@@ -231,27 +234,15 @@ def parse(line: bytes, is_start: bool) -> Header | FrameLine | None:
 
 
 def _without_time(line: bytes) -> Header | None:
-    """``java 19983 cycles:``, as old perfs print it, or ``java 19983/19990`` without the event."""
-    left, event = _last_word(line)
-    if not event.endswith(b":"):
-        left, event = line, b""
-    before, cpu = _last_word(left)
-    if cpu[:1] == b"[" and cpu[1:-1].isdigit():
-        left = before
-    comm, task = _last_word(left)
-    pid, slash, tid = task.partition(b"/")
-    if not comm or not pid.isdigit() or (slash and not tid.isdigit()):
+    found = _WITHOUT_TIME.fullmatch(line)
+    if found is None:
         return None
-    if not slash and not event:
-        return None  # Any text can end in a number.
-    pid, tid = (pid, tid) if slash else (b"", pid)
-    return Header(comm, pid, tid, (b"", event[:-1], b""))
-
-
-def _last_word(text: bytes) -> tuple[bytes, bytes]:
-    """What stands before the last word, the blanks between left out, and the word."""
-    words = text.rsplit(None, 1)
-    return (words[0], words[1]) if len(words) == 2 else (b"", text)
+    comm, pid, tid, event = found.groups()
+    if tid is None:
+        if event is None:
+            return None  # Any text can end in a number.
+        pid, tid = b"", pid
+    return Header(comm, pid, tid, (b"", event or b"", b""))
 
 
 def is_source(line: bytes) -> bool:

@@ -20,14 +20,7 @@ from ksym_plugin.kernel.clocks import BOOTTIME, CLOCKS, MONOTONIC, PERF, REALTIM
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.namer import COARSE, OUT_OF_LINE, is_bpf_name, is_core, resolve_within
 from ksym_plugin.perf.output import say
-from ksym_plugin.perf.repaint import (
-    PASSES,
-    Leeway,
-    Renamer,
-    StackReader,
-    perf_name,
-    region,
-)
+from ksym_plugin.perf.repaint import PASSES, Leeway, Renamer, StackReader, perf_name, region
 from ksym_plugin.perf.session import clocks_now, open_history
 from ksym_plugin.perf.text import BOM
 from ksym_plugin.stacks.names import decode_name

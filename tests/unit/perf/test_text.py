@@ -233,7 +233,7 @@ _STAMPS = st.sampled_from(
     ]
 )
 _BEHIND = st.sampled_from(
-    [b":  3 cycles: ", b": e/a=1.5/: ", b":", b": PERF_RECORD_X", b": 7 e: 1.5:"]
+    [b":  3 cycles: ", b": e/a=1.5/: ", b":", b"", b": PERF_RECORD_X", b": 7 e: 1.5:"]
 )
 
 
