@@ -279,8 +279,8 @@ class Folder(StackReader):
         self.by_function = not (options.addrs or options.inline)
 
     def _user(self, _line: bytes, frame: FrameLine) -> Piece:
-        piece = self._inliner.expand(frame) if self._inliner is not None else b""
-        return piece or format_frame(frame, self._options)
+        inlined = self._inliner.expand(frame) if self._inliner is not None else b""
+        return inlined or format_frame(frame, self._options)
 
     def _kernel(
         self, line: bytes, frame: FrameLine, decision: Decision, dso: str, _is_leaf: bool

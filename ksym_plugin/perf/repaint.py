@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _KERNEL_HALF = 1 << 63
 #: Frames in perf's columns are lower if their addresses are.
 _UPPER_HALF = b"\t8"
+_DIGITS = b"0123456789abcdef"
 _GUEST = b"[guest."
 _VSYSCALL = b"[vsyscall]"
 #: perf's time of a sample that has none is 0 or all ones, by its version.
@@ -106,10 +107,11 @@ class Renamer:
         #: Whether anything but perf can have names.
         self.knows = lookup is not None or running is not None
         self._clocks = clocks
-        self._clock_by_event = None if clock is None or isinstance(clock, str) else clock
-        self._clock = clock if isinstance(clock, str) else PERF
+        #: That of all events, or of each.
+        self._clock = PERF if clock is None else clock
         if lookup is not None and clocks is not None:
-            for name in set((self._clock_by_event or {b"": self._clock}).values()):
+            names = [self._clock] if isinstance(self._clock, str) else self._clock.values()
+            for name in names or [PERF]:
                 clocks.window(name, 0, 0)
         self._follow = follow
         self._leeway = leeway
@@ -176,9 +178,7 @@ class Renamer:
             return _OUTSIDE
         if self._clocks is None:
             return window
-        clock: str | None = self._clock
-        if self._clock_by_event is not None:
-            clock = self._clock_by_event.get(header.event)
+        clock = self._clock if isinstance(self._clock, str) else self._clock.get(header.event)
         if clock is None:
             return _OUTSIDE
         earliest, latest = self._clocks.window(clock, *window)
@@ -321,8 +321,8 @@ class StackReader:
         self._wholes: dict[tuple[object, Stack], tuple[list[tuple[Decision, str]], Whole]] = {}
         self._kept = 0
         self._beyond = Memo(self._in_user_part)
-        #: What was made of a user's function, by its name, its dso, and whether it has an offset.
-        self._functions: dict[tuple[bytes, bytes | None, bool], Piece] = {}
+        #: What was made of lines without their addresses and offsets.
+        self._functions: dict[bytes, Piece] = {}
         self._callers = Memo(partial(self._in_kernel_part, is_leaf=False))
         self._leaves = Memo(self._as_leaf)
 
@@ -544,8 +544,8 @@ class StackReader:
             pieces.append(piece)
         if at < len(lines):
             stack.in_kernel = False
-            beyond = b"\n".join(lines[at:])
-            if self.passes_users and text.are_usual(beyond):
+            beyond = b"\n".join(lines[at:]) if self.passes_users else b""
+            if text.are_usual(beyond):
                 pieces.append(beyond)
             else:
                 pieces.extend(map(self._beyond.__getitem__, lines[at:]))
@@ -558,6 +558,7 @@ class StackReader:
         return USER, self._in_user_part(line), None
 
     def _in_kernel_part(self, line: bytes, is_leaf: bool) -> tuple[int, Piece, FrameLine | None]:
+        """What a line is there, what is made of it, and its frame if that PASSES."""
         frame = _frame_within(line)
         if frame is None:
             return BESIDE, self._beside(line), None
@@ -572,19 +573,36 @@ class StackReader:
         return kind, self._kernel(line, frame, name or None, dso, is_leaf), None
 
     def _in_user_part(self, line: bytes) -> Piece:
+        function = _function(line) if self.by_function else line
+        piece = self._functions.get(function)
+        if piece is not None:
+            return piece
         frame = _frame_within(line)
         if frame is None:
             return self._beside(line)
-        if not (self.by_function and line < _UPPER_HALF):
-            return self._user(line, frame)
-        function = frame.name, frame.dso, bool(frame.offset)
-        piece = self._functions.get(function)
-        if piece is None:
-            piece = self._user(line, frame)
+        piece = self._user(line, frame)
+        # Only if the parser agrees on where the name ends: names may hold such numbers.
+        if function in (line[17:], b" %s\n (%s)" % (frame.name, frame.dso or b"")):
             if len(self._functions) >= _MOST_LINES:
                 self._functions.clear()
             self._functions[function] = piece
         return piece
+
+
+def _function(line: bytes) -> bytes:
+    """A frame in perf's columns without address and offset, the line itself if it is none.
+
+    The user's frames that are equal in that are of one function.
+    """
+    if not line < _UPPER_HALF or line[16:18].strip(_DIGITS) != b" ":
+        return line
+    if line[1:16].lstrip(b" ").strip(_DIGITS):
+        return line
+    plus = line.rfind(b"+0x")
+    end = line.find(b" (", plus)
+    if plus < 0 or end < plus + 4 or line[plus + 3 : end].strip(_DIGITS):
+        return line[17:]
+    return b"%s\n%s" % (line[17:plus], line[end:])
 
 
 def _frame_within(line: bytes) -> FrameLine | None:
