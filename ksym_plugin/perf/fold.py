@@ -80,15 +80,12 @@ class Inliner:
         file = frame.dso or b""
         if _NO_FILE.search(file) or not os.path.isfile(file):
             return b""
-        answer = _output_of(
-            "addr2line", "-a", b"0x" + frame.digits, "-e", file, "-i", "-f", "-s", "-C"
-        )
+        answer = _ask(b"0x" + frame.digits, file)
         if b"??\n??:0" in answer and frame.offset:
             # The address is the process's, not the file's: go by the symbol.
             start = self._table(file).get(frame.name)
             if start is not None:
-                place = b"%#x" % (start + int(frame.offset, 16))
-                answer = _output_of("addr2line", "-a", place, "-e", file, "-i", "-f", "-s", "-C")
+                answer = _ask(b"%#x" % (start + int(frame.offset, 16)), file)
         joined = b";".join(reversed(self._functions(answer)))
         return b"" if joined in _NO_ANSWER else joined
 
@@ -111,20 +108,18 @@ class Inliner:
         return table
 
 
+def _ask(address: bytes, file: bytes) -> bytes:
+    return _output_of("addr2line", "-a", address, "-e", file, "-i", "-f", "-s", "-C")
+
+
 def _output_of(*words: str | bytes) -> bytes:
     """What a program prints; nothing if it cannot be run."""
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_SECONDS,
-            check=False,
-        )
+        return subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return b""
-    return done.stdout
 
 
 def format_frame(frame: FrameLine, how: FoldOptions) -> bytes | None:

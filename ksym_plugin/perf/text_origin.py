@@ -38,7 +38,7 @@ from ksym_plugin.timeline.symbols import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import IO, Union
 
     from ksym_plugin.history.locate import Choice
@@ -275,11 +275,6 @@ class _Fit:
             self._resolver, address, placed if leeway is None else leeway.widen(*placed)
         )
 
-    def shift(self, other: _Fit, at: int) -> tuple[int, int]:
-        """By how much a time is later on this clock than on another, at least and at most."""
-        (since, until), (first, last) = self.place(at, at), other.place(at, at)
-        return since - last, until - first
-
 
 def find_clock(start: Start, history: BootHistory, clock_map: ClockMap) -> tuple[str, Leeway]:
     """The clock that fits what perf named, and how far the right one may be from it.
@@ -301,9 +296,11 @@ def find_clock(start: Start, history: BootHistory, clock_map: ClockMap) -> tuple
     best = min(fits, key=lambda fit: (len(fit.against), fit.contradicting))
     left = [fit for fit in fits if len(fit.against) < len(best.against) + _REFUTED]
     leeway = _leeway_of(left, best, times[0], history)
-    if best.contradicting * _RELIABLE > best.agreeing or not _decides(
-        best.answer(seen, leeway) for seen in start.frames
-    ):
+    answers = [best.answer(seen, leeway) for seen in start.frames]
+    found = [answer for answer in answers if answer is COARSE or isinstance(answer, Frame)]
+    # Most of the frames that may be BPF's have to be in one program.
+    is_open = found.count(COARSE) * _UNDECIDED > len(found)
+    if best.contradicting * _RELIABLE > best.agreeing or is_open:
         raise KsymError(
             "nothing tells which clock the text's times are on, and the names of BPF frames"
             " depend on it",
@@ -318,19 +315,12 @@ def _leeway_of(fits: list[_Fit], best: _Fit, at: int, history: BootHistory) -> L
     Clocks are compared at one time.
     """
     lows, highs = [], []
+    first, last = best.place(at, at)
     for fit in fits:
-        least, most = fit.shift(best, at)
-        lows.append(least + fit.low)
-        highs.append(most + fit.high)
+        since, until = fit.place(at, at)
+        lows.append(since - last + fit.low)
+        highs.append(until - first + fit.high)
     return Leeway(min(lows), max(highs), *history.bounds)
-
-
-def _decides(answers: Iterable[Frame | Reason]) -> bool:
-    """Whether most of the frames that may be BPF's are in one program."""
-    open_ones = [
-        answer is COARSE for answer in answers if answer is COARSE or isinstance(answer, Frame)
-    ]
-    return sum(open_ones) * _UNDECIDED <= len(open_ones)
 
 
 @contextlib.contextmanager
