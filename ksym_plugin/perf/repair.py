@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import inf
 
 from ksym_plugin.perf.fold import format_function
 from ksym_plugin.perf.namer import format_name
 from ksym_plugin.stacks.names import encode_name
+from ksym_plugin.timeline.index import PAGE_SHIFT, AddressIndex
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver, named
-from ksym_plugin.timeline.symbols import EXACT, MODULE, Frame, Reason
+from ksym_plugin.timeline.symbols import EXACT, Frame, Reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from typing import Union
 
     from ksym_plugin.history.reader import BootHistory
@@ -58,12 +59,8 @@ class Repairer:
         self._time = time_ns
         self._resolver = Resolver(history, kallsyms)
         self._answers: dict[int, Found] = {}
-        #: All lifetimes but those of modules by start, read once they are wanted.
-        self._lifetimes: list[Lifetime] | None = None
-        self._starts: list[int] = []
-        self._longest = 0
-        #: Modules are few and long: they would make every search a long one.
-        self._modules: list[Lifetime] = []
+        #: All lifetimes, read once they are wanted.
+        self._index: AddressIndex | None = None
         self.stacks = 0
         self.named = 0
         self.without_address = 0
@@ -139,35 +136,24 @@ class Repairer:
 
     def _reaching(self, address: int) -> Iterator[Lifetime]:
         """Every lifetime that can have had an address."""
-        lifetimes = self._read() if self._lifetimes is None else self._lifetimes
-        for module in self._modules:
-            if module.symbol.start <= address < module.symbol.end:
-                yield module
-        after = bisect_right(self._starts, address)
-        neighbours: dict[int, _Neighbours] = {}
-        for at in range(after - 1, -1, -1):
-            lifetime = lifetimes[at]
-            if lifetime.symbol.start + self._longest <= address:
-                return
-            if lifetime.symbol.end <= address:
-                continue
-            start = lifetime.symbol.start
-            if lifetime.open_ended and start not in neighbours:
-                later = lifetimes[bisect_right(self._starts, start) : after]
-                neighbours[start] = _Neighbours(later)
+        if self._index is None:
+            self._index = AddressIndex()
+            for lifetime in self._history.lifetimes():
+                self._index.insert(lifetime)
+        index = self._index
+        for start in index.open_pages.get(address >> PAGE_SHIFT, ()):
             # What was loaded beside an image lies behind its true end.
-            if not lifetime.open_ended or not neighbours[start].coexisted(lifetime):
-                yield lifetime
+            beside = _Neighbours(chain(*index.starting_between(start + 1, address)))
+            images = (one for one in index.starts[start] if one.open_ended)
+            for image in images:
+                if _is_over(image, address) and not beside.coexisted(image):
+                    yield image
+        for bucket in index.buckets_at(address):
+            yield from (one for one in bucket.lifetimes if _is_over(one, address))
 
-    def _read(self) -> list[Lifetime]:
-        lifetimes = sorted(self._history.lifetimes(), key=lambda lifetime: lifetime.symbol.start)
-        self._modules = [lifetime for lifetime in lifetimes if lifetime.symbol.kind == MODULE]
-        others = [lifetime for lifetime in lifetimes if lifetime.symbol.kind != MODULE]
-        self._starts = [lifetime.symbol.start for lifetime in others]
-        lengths = (lifetime.symbol.end - lifetime.symbol.start for lifetime in others)
-        self._longest = max(lengths, default=0)
-        self._lifetimes = others
-        return others
+
+def _is_over(lifetime: Lifetime, address: int) -> bool:
+    return lifetime.symbol.start <= address < lifetime.symbol.end
 
 
 def _name(found: Found) -> tuple[int, str] | Reason:
@@ -180,7 +166,7 @@ class _Neighbours:
 
     __slots__ = ("_loads", "_unloads")
 
-    def __init__(self, lifetimes: Sequence[Lifetime]) -> None:
+    def __init__(self, lifetimes: Iterable[Lifetime]) -> None:
         spans = sorted((lifetime.loaded_latest, _end(lifetime)) for lifetime in lifetimes)
         self._loads = [load for load, _ in spans]
         #: The last unload of all that were loaded no later.
