@@ -390,7 +390,8 @@ class StackReader:
 
     def _whole(self, sample: bytes) -> bool:
         """Take a sample that a blank line follows; False, and nothing done, if it is none."""
-        first, line, rest, *_ = (*sample.split(b"\n", 2), b"", b"")
+        first, _, rest = sample.partition(b"\n")
+        line, _, rest = rest.partition(b"\n")
         header = self._headers.find(first)
         if header is None or not line or (header.payload and header.payload.endswith(b")")):
             return False
@@ -630,6 +631,8 @@ class Annotator(StackReader):
     def __init__(self, renamer: Renamer, locator: Locator | None = None) -> None:
         super().__init__(renamer, locator)
         self.has_offsets = True
+        #: Makes the first line of a sample, and where its time ends, what is printed.
+        self._format_header: Callable[[bytes, int], bytes] = lambda line, _: line
         self._out: list[bytes] = []
 
     def feed(self, data: bytes) -> bytes:
@@ -646,10 +649,6 @@ class Annotator(StackReader):
         out = b"".join(self._out)
         self._out.clear()
         return out
-
-    def _format_header(self, line: bytes, _time_end: int) -> bytes:
-        """The first line of a sample, whose time ends at ``_time_end``, as it is printed."""
-        return line
 
     def _user(self, line: bytes, frame: FrameLine) -> bytes:
         return line

@@ -335,7 +335,8 @@ class ScriptText(Annotator):
         is_chosen = event is not None or request.symbols or request.stops
         wanted = None if event is None else os.fsencode(event)
         self._selection = Selection(request, wanted) if is_chosen else None
-        self._times = request.times
+        if self._selection is None:  # That has the times of what it passes made.
+            self._format_header = request.times.format
         self._hides_dso = "dso" in request.hidden
         self.passes_users = not self._hides_dso
         self.has_offsets = request.has_offsets
@@ -351,9 +352,6 @@ class ScriptText(Annotator):
         if self._selection is None:
             return rest
         return self._selection.feed(rest) + self._selection.close()
-
-    def _format_header(self, line: bytes, time_end: int) -> bytes:
-        return line if self._selection is not None else self._times.format(line, time_end)
 
     def _line(self, line: bytes) -> bytes:
         record = text.timed(line) if text.RECORD in line else None

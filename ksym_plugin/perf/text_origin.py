@@ -142,13 +142,9 @@ class Text:
     def origin(self, clock: Clock | None, start: Start) -> Origin:
         """What is known of the boot that it is from."""
         known = {clock} if isinstance(clock, str) else set((clock or {}).values()) or set(CLOCKS)
-        return Origin(
-            "text",
-            release=self.release,
-            host=self.host,
-            core=tuple(start.functions) or None,
-            times={} if start.times is None else dict.fromkeys(known, start.times),
-        )
+        times = {} if start.times is None else dict.fromkeys(known, start.times)
+        core = tuple(start.functions) or None
+        return Origin("text", release=self.release, host=self.host, core=core, times=times)
 
     def _read_on(self) -> bool:
         """Read some more of the first part; whether there was any."""
@@ -365,9 +361,9 @@ def _by_running_system(known: Session, told: Clock | None, leeway: Leeway | None
         known.ask_live()
         return known.lookup, known.kallsyms()
 
-    clocks = clocks_now()
-    placed = clocks if clocks.knows(PERF) else None
-    return Renamer(None, placed, told, running, doubt=True, leeway=leeway)
+    now = clocks_now()
+    clocks = now if now.knows(PERF) else None
+    return Renamer(None, clocks, told, running, doubt=True, leeway=leeway)
 
 
 @contextlib.contextmanager
