@@ -235,6 +235,13 @@ class Times:
             shown = self._relatively(int(line[start:dot] + line[dot + 1 : end]))
         return line[:begin] + (shown if self._in_full else shown[:-3]) + line[end:]
 
+    def format_record(self, line: bytes) -> bytes:
+        """The same of any line: only a side-band record is changed."""
+        record = text.timed(line) if text.RECORD in line else None
+        if record is None or record.event != text.RECORD:
+            return line
+        return self.format(line, len(line) - record.behind)
+
     def _relatively(self, time: int) -> bytes:
         """As perf does it (perf_sample__fprintf_start in builtin-script.c)."""
         since = time if self._since is None else self._since
@@ -291,8 +298,9 @@ class Selection:
         elif isinstance(parsed, text.FrameLine):
             self._frames.append(parsed)
             self._is_stopped = parsed.name in self._stops
-        elif not is_blank and self._is_start:
-            ended = self._end()
+        elif not is_blank:
+            ended = self._end() if self._is_start else b""
+            line = self._times.format_record(line)
         self._sample.append(line)
         self._is_start = is_blank
         return ended
@@ -335,8 +343,9 @@ class ScriptText(Annotator):
         is_chosen = event is not None or request.symbols or request.stops
         wanted = None if event is None else os.fsencode(event)
         self._selection = Selection(request, wanted) if is_chosen else None
+        self._times = request.times
         if self._selection is None:  # That has the times of what it passes made.
-            self._format_header = request.times.format
+            self._format_header = self._times.format
         self._hides_dso = "dso" in request.hidden
         self.passes_users = not self._hides_dso
         self.has_offsets = request.has_offsets
@@ -354,9 +363,8 @@ class ScriptText(Annotator):
         return self._selection.feed(rest) + self._selection.close()
 
     def _line(self, line: bytes) -> bytes:
-        record = text.timed(line) if text.RECORD in line else None
-        if record is not None and record.event == text.RECORD:
-            line = self._format_header(line, len(line) - record.behind)
+        if self._selection is None:
+            line = self._times.format_record(line)
         return super()._line(line)
 
     def _user(self, line: bytes, frame: text.FrameLine) -> bytes:

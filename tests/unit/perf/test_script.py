@@ -32,6 +32,13 @@ def passed(data: bytes, *options: str, event: bytes | None = None, size: int = 1
     return b"".join([*pieces, selection.close()])
 
 
+def test_a_selection_prints_the_times_of_records_as_perf_does() -> None:
+    record = b"app 77/78  5741.000999999: PERF_RECORD_COMM: app:77/78\n"
+    shown = record.replace(b"999999:", b"999:")
+    assert passed(record, event=b"cycles").startswith(shown)
+    assert passed(record, "--ns", event=b"cycles") == record
+
+
 @pytest.mark.parametrize(
     "options, perf, hidden",
     [
