@@ -66,9 +66,7 @@ class Bucket:
         self.lifetimes.insert(at, lifetime)
 
     def remove(self, lifetime: Lifetime) -> None:
-        at = bisect_right(self.times, lifetime.loaded_latest) - 1
-        while self.lifetimes[at] is not lifetime:
-            at -= 1
+        at = index_of(self.lifetimes, lifetime)
         del self.times[at]
         del self.lifetimes[at]
 
@@ -76,6 +74,8 @@ class Bucket:
 def loaded_by(lifetimes: list[Lifetime], time: int) -> int:
     """How many of ``lifetimes``, in load order, were surely loaded by ``time``."""
     low, high = 0, len(lifetimes)
+    if high and lifetimes[-1].loaded_latest <= time:
+        return high
     while low < high:
         middle = (low + high) // 2
         if lifetimes[middle].loaded_latest <= time:
@@ -111,18 +111,12 @@ PAGE_SHIFT = 12
 #: kernel/bpf/core.c), 2 MB with pages of 4 KB, for each possible NUMA node. Nothing else lies
 #: in them but classic BPF and images. They begin at any page.
 AREA_SHIFT = 21
-_PAGE_CHUNKS = 1 << (PAGE_SHIFT - CHUNK_SHIFT)
 #: Longer symbols than this are wide.
 WIDE = 1 << 16
 
 
 class AddressIndex:
     """All lifetimes by start, by center and by chunk; the open-ended ones by page."""
-
-    __slots__ = (
-        "_by_center", "_starts_in", "_wide_by_center", "areas", "by_chunk", "by_page",
-        "open_pages", "starts",
-    )  # fmt: skip
 
     def __init__(self) -> None:
         #: Start address to all that ever started there, in load order.
@@ -135,7 +129,7 @@ class AddressIndex:
         self.open_pages: dict[int, list[int]] = {}
         #: Numbers of the areas of 2 MB in which BPF symbols started.
         self.areas: set[int] = set()
-        #: The page numbers of ``open_pages`` to all starts in them, ascending.
+        #: Page number to all starts in it, ascending.
         self._starts_in: dict[int, list[int]] = {}
         self._by_center: dict[int, Bucket] = {}
         self._wide_by_center: dict[int, Bucket] = {}
@@ -146,16 +140,18 @@ class AddressIndex:
         same_start = self.starts.get(start)
         if same_start is None:
             self.starts[start] = [lifetime]
+            insort(self._starts_in.setdefault(start >> PAGE_SHIFT, []), start)
             if symbol.module == BPF_MODULE:
                 self.areas.add(start >> AREA_SHIFT)
-            if self.open_pages:
-                self._note_start(start)
         elif not same_start or lifetime.loaded_latest > same_start[-1].loaded_latest:
             same_start.append(lifetime)
         else:
             same_start.insert(insertion_point(same_start, lifetime), lifetime)
         if lifetime.open_ended:
-            self._open(start, end)
+            for page in range(start >> PAGE_SHIFT, ((end - 1) >> PAGE_SHIFT) + 1):
+                starts = self.open_pages.setdefault(page, [])
+                if start not in starts:
+                    starts.append(start)
             return
         center = center_of(start, end)
         by_center, listed, shift = self._by_center, self.by_chunk, CHUNK_SHIFT
@@ -187,15 +183,11 @@ class AddressIndex:
 
     def buckets_between(self, start: int, end: int) -> set[Bucket]:
         """The buckets of all lifetimes with a byte from ``start`` on before ``end``."""
-        listed = [(self.by_chunk, CHUNK_SHIFT)]
-        if self.by_page:
-            listed.append((self.by_page, PAGE_SHIFT))
-        return {
-            bucket
-            for by_number, shift in listed
-            for number in range(start >> shift, ((end - 1) >> shift) + 1)
-            for bucket in by_number.get(number, ())
-        }
+        found: set[Bucket] = set()
+        for listed, shift in ((self.by_chunk, CHUNK_SHIFT), (self.by_page, PAGE_SHIFT)):
+            for number in range(start >> shift, ((end - 1) >> shift) + 1):
+                found.update(listed.get(number, ()))
+        return found
 
     def is_among_bpf(self, address: int, nodes: int) -> bool:
         """Whether a BPF symbol may be in one area with the address: ``AREA_SHIFT``."""
@@ -205,47 +197,16 @@ class AddressIndex:
     def starting_between(self, low: int, high: int) -> Iterator[list[Lifetime]]:
         """What started from ``high`` down to ``low``, inclusive, on pages of ``open_pages``."""
         for page in range(high >> PAGE_SHIFT, (low >> PAGE_SHIFT) - 1, -1):
-            starts = self._starts_in.get(page, [])
-            within = starts[bisect_left(starts, low) : bisect_right(starts, high)]
-            for start in reversed(within):
-                yield self.starts[start]
-
-    def _open(self, start: int, end: int) -> None:
-        for page in range(start >> PAGE_SHIFT, ((end - 1) >> PAGE_SHIFT) + 1):
-            starts = self.open_pages.get(page)
-            if starts is None:
-                starts = self.open_pages[page] = []
-                self._starts_in[page] = self._started_in(page, start)
-            if start not in starts:
-                starts.append(start)
-
-    def _note_start(self, start: int) -> None:
-        starts = self._starts_in.get(start >> PAGE_SHIFT)
-        if starts is not None:
-            insort(starts, start)
-
-    def _started_in(self, page: int, opener: int) -> list[int]:
-        """All starts in a page; an open-ended symbol from ``opener`` is the first to reach it."""
-        first = page * _PAGE_CHUNKS
-        chunks = range(first, first + _PAGE_CHUNKS)
-        listed = [self.by_chunk.get(chunk, ()) for chunk in chunks]
-        found = {
-            lifetime.symbol.start
-            for buckets in (*listed, self.by_page.get(page, ()))
-            for bucket in buckets
-            for lifetime in bucket.lifetimes
-        }
-        return sorted(start for start in {opener, *found} if start >> PAGE_SHIFT == page)
+            if page in self.open_pages:
+                starts = self._starts_in.get(page, [])
+                within = starts[bisect_left(starts, low) : bisect_right(starts, high)]
+                yield from [self.starts[start] for start in reversed(within)]
 
 
 def _enlist(listed: dict[int, list[Bucket]], bucket: Bucket, first: int, last: int) -> None:
     """List a bucket under all numbers from ``first`` to ``last``."""
     for number in (*range(first, bucket.first), *range(bucket.last + 1, last + 1)):
-        buckets = listed.get(number)
-        if buckets is None:
-            listed[number] = [bucket]
-        else:
-            buckets.append(bucket)
+        listed.setdefault(number, []).append(bucket)
     bucket.first = min(first, bucket.first)
     bucket.last = max(last, bucket.last)
 

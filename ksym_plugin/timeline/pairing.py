@@ -38,22 +38,18 @@ class Pairing:
         if symbol.end <= start:
             return None
         same_start = self.index.starts.get(start)
-        if same_start is None or _clearly_later(load, same_start[-1]):
-            lifetime = Lifetime(load)
-            self.index.insert(lifetime)
-            self.count += 1
-            self.live[start] = lifetime
-            if start in self._orphans:
-                self._pair_anew(lifetime)
-            return lifetime
-        known = self._same_load(load)
+        is_next = same_start is None or _clearly_later(load, same_start[-1])
+        known = None if same_start is None or is_next else _same_load(same_start, load)
         if known is not None:
             self._narrow(known, load)
             return known
         lifetime = Lifetime(load)
         self.index.insert(lifetime)
         self.count += 1
-        self._pair_anew(lifetime)
+        if is_next:
+            self.live[start] = lifetime
+        if not is_next or start in self._orphans:
+            self._pair_anew(lifetime)
         return lifetime
 
     def enter(self, lifetime: Lifetime) -> None:
@@ -67,63 +63,17 @@ class Pairing:
     def unload(self, unload: Unload) -> Lifetime | None:
         """The lifetime this unload ended; None if it matches nothing (yet)."""
         same_start = self.index.starts.get(unload.start)
-        lifetime = None if same_start is None else self._match(same_start, unload)
+        lifetime = None if same_start is None else _match(same_start, unload)
         if lifetime is None:
             self._keep_orphan(unload)
             return None
         if self.live.get(unload.start) is lifetime:
             del self.live[unload.start]
-        if lifetime.unloaded_latest is None:
-            earliest, since = unload.earliest, lifetime.loaded_earliest
-            lifetime.unloaded_earliest = earliest if earliest > since else since
-            lifetime.unloaded_latest = unload.latest
-            lifetime.unload = unload
-            if unload.latest < lifetime.loaded_latest:
-                self._redate(lifetime)
-            return lifetime
-        displaced = _end_anew(lifetime, unload)
+        displaced = _end(lifetime, unload)
         self._redate(lifetime)
         if displaced is not None:
             self._disturb(self.unload(displaced))
         return lifetime
-
-    def _match(self, same_start: list[Lifetime], unload: Unload) -> Lifetime | None:
-        """The lifetime that an unload ends: the last one surely loaded before it.
-
-        Where windows overlap, the unload may mean either of two symbols that followed each
-        other at one start. Then it is that of the first.
-        """
-        last = same_start[-1]
-        if (
-            last.unloaded_latest is None
-            and last.loaded_latest <= unload.earliest
-            and _agree(last, unload)
-        ):
-            return last
-        at = loaded_by(same_start, unload.earliest)
-        before = same_start[at - 1] if at else None
-        if before is not None and before.unloaded_latest is None and _agree(before, unload):
-            return before
-        for lifetime in same_start[at:]:
-            if lifetime.loaded_earliest > unload.latest:
-                break
-            has_id = unload.prog_id is not None and lifetime.prog_id == unload.prog_id
-            if has_id or (lifetime.unloaded_latest is None and _agree(lifetime, unload)):
-                return lifetime
-        if before is None or not _agree(before, unload):
-            return None
-        # It has ended already: this may be a second report of the same unload.
-        known = before.unloaded_latest
-        return before if known is not None and unload.earliest <= known else None
-
-    def _same_load(self, load: Load) -> Lifetime | None:
-        """The lifetime that an earlier report of this very load began."""
-        for lifetime in reversed(self.index.starts.get(load.symbol.start, ())):
-            if _is_same_load(lifetime, load):
-                return lifetime
-            if lifetime.loaded_latest < load.earliest:
-                break
-        return None
 
     def _narrow(self, lifetime: Lifetime, load: Load) -> None:
         """Take from a second report of a load what it knows more exactly."""
@@ -149,7 +99,7 @@ class Pairing:
         waiting = self._orphans.pop(start, [])
         at = index_of(same_start, lifetime)
         earlier = same_start[at - 1] if at else None
-        taken = earlier.unload if earlier is not None else None
+        taken = None if earlier is None else earlier.unload
         if earlier is not None and taken is not None and taken.latest >= lifetime.loaded_earliest:
             earlier.unloaded_earliest = earlier.unloaded_latest = earlier.unload = None
             self._redate(earlier)
@@ -165,8 +115,9 @@ class Pairing:
         The window of a load that a snapshot found ends when the snapshot is complete. By
         then the symbol may have gone, and another may have its address.
         """
-        until = lifetime.unloaded_latest
-        latest = lifetime.loaded_by if until is None else min(lifetime.loaded_by, until)
+        latest, until = lifetime.loaded_by, lifetime.unloaded_latest
+        if until is not None and until < latest:
+            latest = until
         if latest != lifetime.loaded_latest:
             self.index.remove(lifetime)
             lifetime.loaded_latest = latest
@@ -193,6 +144,37 @@ class Pairing:
             del self._orphans[next(iter(self._orphans))]
 
 
+def _match(same_start: list[Lifetime], unload: Unload) -> Lifetime | None:
+    """The lifetime that an unload ends: the last one surely loaded before it.
+
+    Where windows overlap, the unload may mean either of two symbols that followed each
+    other at one start. Then it is that of the first.
+    """
+    at = loaded_by(same_start, unload.earliest)
+    before = same_start[at - 1] if at and _agree(same_start[at - 1], unload) else None
+    if before is not None and before.unloaded_latest is None:
+        return before
+    for lifetime in same_start[at:]:
+        if lifetime.loaded_earliest > unload.latest:
+            break
+        has_id = unload.prog_id is not None and lifetime.prog_id == unload.prog_id
+        if has_id or (lifetime.unloaded_latest is None and _agree(lifetime, unload)):
+            return lifetime
+    # It has ended already: this may be a second report of the same unload.
+    known = None if before is None else before.unloaded_latest
+    return before if known is not None and unload.earliest <= known else None
+
+
+def _same_load(same_start: list[Lifetime], load: Load) -> Lifetime | None:
+    """The lifetime that an earlier report of this very load began."""
+    for lifetime in reversed(same_start):
+        if _is_same_load(lifetime, load):
+            return lifetime
+        if lifetime.loaded_latest < load.earliest:
+            break
+    return None
+
+
 def _clearly_later(load: Load, last: Lifetime) -> bool:
     """Whether nothing known at this start can be this load, or be touched by it."""
     earliest = load.earliest
@@ -215,14 +197,14 @@ def _agree(lifetime: Lifetime, unload: Unload) -> bool:
     return is_bpf and (unload.name is None or UNNAMED_BPF in (name, unload.name))
 
 
-def _end_anew(lifetime: Lifetime, unload: Unload) -> Unload | None:
-    """Narrow the unload window. Or, if ``unload`` is an earlier one, return what it displaces."""
+def _end(lifetime: Lifetime, unload: Unload) -> Unload | None:
+    """End a lifetime, or narrow the window of its end; returns a later unload that it displaces."""
     known, until = lifetime.unloaded_earliest, lifetime.unloaded_latest
     if known is None or until is None or unload.latest < known:
-        displaced = lifetime.unload
-        lifetime.unloaded_earliest = max(unload.earliest, lifetime.loaded_earliest)
+        displaced, lifetime.unload = lifetime.unload, unload
+        earliest, since = unload.earliest, lifetime.loaded_earliest
+        lifetime.unloaded_earliest = earliest if earliest > since else since
         lifetime.unloaded_latest = unload.latest
-        lifetime.unload = unload
         return displaced
     lifetime.unloaded_latest = min(until, unload.latest)
     lifetime.unloaded_earliest = min(max(known, unload.earliest), lifetime.unloaded_latest)

@@ -7,6 +7,7 @@ nanoseconds. What is not known to the nanosecond is a window ``earliest`` to
 
 from __future__ import annotations
 
+import re
 from operator import itemgetter
 
 TYPE_CHECKING = False
@@ -40,15 +41,13 @@ EXACT = "exact"
 GRACE = "grace"
 GAP = "gap"
 
-_TRAMPOLINE_PREFIX = "bpf_trampoline_"
+_TRAMPOLINE = "bpf_trampoline_"
 _IMAGE_PREFIXES = (
-    (_TRAMPOLINE_PREFIX, BPF_TRAMPOLINE),
+    (_TRAMPOLINE, BPF_TRAMPOLINE),
     ("bpf_dispatcher_", BPF_DISPATCHER),
     ("bpf__", BPF_STRUCT_OPS),
 )
-_TAG_DIGITS = frozenset("0123456789abcdef")
-_PROG_PREFIX = "bpf_prog_"
-_TAG_END = len(_PROG_PREFIX) + 16
+_PROG_NAME = re.compile(r"bpf_prog_([0-9a-f]{16})(?:_(.*))?", re.DOTALL)
 _new = tuple.__new__
 
 #: Shown where the kernel announced a BPF symbol without its name (Linux 0108a4e9f358
@@ -69,9 +68,7 @@ class Symbol:
         self.module = module
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Symbol):
-            return NotImplemented
-        return self._key() == other._key()
+        return isinstance(other, Symbol) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -202,10 +199,7 @@ class Lifetime:
 
 
 class Record(tuple[object, ...]):
-    """A tuple whose items are attributes too, in the order of the class's annotations.
-
-    It is immutable, and faster to make than an object whose attributes are assigned.
-    """
+    """A tuple whose items are attributes too: a named tuple, without importing ``typing``."""
 
     __slots__ = ()
 
@@ -217,7 +211,7 @@ class Record(tuple[object, ...]):
             setattr(cls, name, property(itemgetter(index)))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """How ``copy`` and ``pickle`` make another one."""
+        # For ``copy`` and ``pickle``.
         return _new, (type(self), tuple(self))
 
 
@@ -269,8 +263,8 @@ class Frame(Record):
         lifetime: Lifetime | None = None,
         location: SourceLocation | None = None,
     ) -> Frame:
-        fixed = (address, name, offset, module, kind, certainty, lifetime)
-        return _new(cls, (*fixed, location, None, None))
+        fixed = (address, name, offset, module, kind, certainty, lifetime, location)
+        return _new(cls, (*fixed, None, None))
 
     def at(self, location: SourceLocation | None, program: str | None = None) -> Frame:
         """This frame with a source location, and the name of its program."""
@@ -323,13 +317,8 @@ def split_bpf_name(name: str) -> tuple[str, str] | None:
     such as ``bpf_prog_run``, is None. The grammar is that of bpf_get_prog_name() in
     kernel/bpf/core.c.
     """
-    if not name.startswith(_PROG_PREFIX) or len(name) < _TAG_END:
-        return None
-    tag = name[len(_PROG_PREFIX) : _TAG_END]
-    rest = name[_TAG_END:]
-    if not _TAG_DIGITS.issuperset(tag) or (rest and rest[0] != "_"):
-        return None
-    return tag, rest[1:]
+    found = _PROG_NAME.fullmatch(name)
+    return None if found is None else (found[1], found[2] or "")
 
 
 def bpf_kind(name: str) -> str:
@@ -344,10 +333,9 @@ def bpf_kind(name: str) -> str:
 
 def trampoline_key(name: str) -> int | None:
     """The number in a trampoline's name, None in any other name; it fits 63 bits."""
-    digits = name[len(_TRAMPOLINE_PREFIX) :]
-    if not name.startswith(_TRAMPOLINE_PREFIX) or not digits.isdecimal() or len(digits) > 18:
-        return None
-    return int(digits)
+    digits = name[len(_TRAMPOLINE) :]
+    is_key = name.startswith(_TRAMPOLINE) and digits.isdecimal() and len(digits) <= 18
+    return int(digits) if is_key else None
 
 
 def is_image(kind: str) -> bool:

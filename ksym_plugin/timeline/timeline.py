@@ -79,12 +79,6 @@ def loaded_after(one: Lifetime, other: Lifetime) -> bool:
     return one.symbol.start > other.symbol.start
 
 
-def is_over(other: Lifetime, lifetime: Lifetime) -> bool:
-    """Whether ``other`` began below ``lifetime`` and was loaded over the start of it."""
-    start = lifetime.symbol.start
-    return other.symbol.start < start < other.symbol.end and loaded_after(other, lifetime)
-
-
 def are_tied(one: Lifetime, other: Lifetime) -> bool:
     """Whether both came and went between two reads: then their order is not known."""
     if one.loaded_latest != other.loaded_latest or one.unloaded_latest is None:
@@ -95,7 +89,7 @@ def are_tied(one: Lifetime, other: Lifetime) -> bool:
 
 
 def outranks(image: Lifetime, other: Lifetime, time: int) -> bool | None:
-    """Whether an image has an address that ``other`` covers too; None if unknown."""
+    """Whether an image has an address that ``other`` covers too; None if that is not known."""
     if other.symbol.start <= image.symbol.start:
         return loaded_after(image, other)
     unloaded = other.unloaded_latest
@@ -157,7 +151,7 @@ class Timeline:
             return self._pairing.load(change)
         if isinstance(change, Unload):
             return self._pairing.unload(change)
-        self._lose(change.since, change.until)
+        self._add_gap(change.since, change.until)
         return None
 
     def take_disturbed(self) -> list[Lifetime]:
@@ -194,13 +188,14 @@ class Timeline:
                     best, loaded = lifetime, times[at - 1]
         if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
             return self._weigh(address, time)
-        if best is None:
-            return self._miss(address, bool(buckets), time)
-        until = best.unloaded_earliest
-        if until is None or time > until:
-            has_left = self._has_left(best, address, time)
-            return self._miss(address, True, time) if has_left else self._hit(best, time)
-        return self._hit(best, time) if self._gap_ends else (best, EXACT)
+        if best is not None:
+            until = best.unloaded_earliest
+            if until is not None and time > until:
+                if not self._has_left(best, address, time):
+                    return self._hit(best, time)
+            elif until is not None or not self._is_overrun(best, time):
+                return self._hit(best, time) if self._gap_ends else (best, EXACT)
+        return self._miss(address, bool(buckets), time)
 
     def names_since(self, address: int, since: int) -> set[str]:
         """The names of all that had ``address`` at any time since, or may have run there still."""
@@ -262,7 +257,7 @@ class Timeline:
         at = bisect_right(self._gap_ends, since - 1)
         return at < len(self._gap_starts) and self._gap_starts[at] <= until
 
-    def _lose(self, since: int, until: int) -> None:
+    def _add_gap(self, since: int, until: int) -> None:
         """Keep the gaps sorted and apart, so that one binary search finds an overlap."""
         low = bisect_right(self._gap_ends, since - 1)
         high = bisect_right(self._gap_starts, until)
@@ -291,9 +286,7 @@ class Timeline:
             best = None
         if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
             return self._with_open_ended(address, time, best, rivals)
-        if rivals:
-            return self._settle(address, best, rivals, time)
-        return self._miss(address, bool(buckets), time) if best is None else self._hit(best, time)
+        return self._settle(address, best, rivals, time, bool(buckets))
 
     def _hit(self, lifetime: Lifetime, time: int) -> Answer:
         """The answer where ``lifetime`` was the last to have the address."""
@@ -316,9 +309,11 @@ class Timeline:
         return None, AMONG_BPF if is_among_bpf else UNKNOWN_ADDRESS
 
     def _settle(
-        self, address: int, best: Lifetime | None, rivals: list[Lifetime], time: int
+        self, address: int, best: Lifetime | None, rivals: list[Lifetime], time: int, was_used: bool
     ) -> Answer:
         """Decide between the symbol that was there and those that may have come already."""
+        if best is not None and not rivals:
+            return self._hit(best, time)
         ended = None if best is None else best.unloaded_earliest
         if ended is not None and time < ended:
             # Whoever came after its end was not there yet.
@@ -326,18 +321,12 @@ class Timeline:
         candidates = [
             one
             for one in (rivals if best is None else [best, *rivals])
-            if one.unloaded_latest is None
-            or time <= one.unloaded_latest
-            or (
-                time - one.unloaded_latest <= grace(one)
-                and not self._was_taken(one, one.symbol.end, time)
-            )
+            if not self._has_ended(one, one.symbol.end, time)
         ]
-        names = {(lifetime.symbol.start, lifetime.symbol.name) for lifetime in candidates}
-        if len(names) > 1:
-            return None, AMBIGUOUS
         if not candidates:
-            return self._miss(address, True, time)
+            return self._miss(address, was_used, time)
+        if len({(one.symbol.start, one.symbol.name) for one in candidates}) > 1:
+            return None, AMBIGUOUS
         # All of one name: the one that lasts longest says how certain it is.
         longest = max(
             candidates, key=lambda one: (one.unloaded_latest is None, one.unloaded_latest or 0)
@@ -354,14 +343,13 @@ class Timeline:
                 continue
             same_start = self._starts[start]
             at = loaded_by(same_start, time)
-            if at and self._reaches(same_start[at - 1], address, time):
-                reaching.append(same_start[at - 1])
-            rivals += [
-                rival
-                for rival in _possible(same_start[at : at + _MOST_RIVALS], address, time)
-                if rival.open_ended and self._reaches(rival, address, time)
-            ]
-        reaching = [image for image in reaching if not self._has_left(image, address, time)]
+            reaching += same_start[max(at - 1, 0) : at]
+            rivals += _possible(same_start[at : at + _MOST_RIVALS], address, time)
+        reaching = [
+            image
+            for image in reaching
+            if self._reaches(image, address, time) and not self._has_left(image, address, time)
+        ]
         for image in sorted(reaching, key=lambda life: life.symbol.start, reverse=True):
             is_newer = best is None or outranks(image, best, time)
             if is_newer is None:
@@ -370,22 +358,17 @@ class Timeline:
         rivals = [
             rival for rival in rivals if not rival.open_ended or self._reaches(rival, address, time)
         ]
-        if rivals:
-            return self._settle(address, best, rivals, time)
-        if best is None:
-            return self._miss(address, True, time)
-        return self._hit(best, time)
+        return self._settle(address, best, rivals, time, True)
 
     def _has_left(self, lifetime: Lifetime, address: int, time: int) -> bool:
-        """Whether a lifetime no longer owns ``address`` at ``time``.
+        """Whether a lifetime no longer owns ``address`` at ``time``."""
+        # How far one without a known end reached is not known: as far as is asked for.
+        end = address + 1 if lifetime.open_ended else lifetime.symbol.end
+        return self._has_ended(lifetime, end, time) or self._is_overrun(lifetime, time)
 
-        A symbol that something was loaded over at its start owns nothing any more. One that
-        has ended owns nothing once its grace is over, or another symbol has a byte of it.
-        """
+    def _is_overrun(self, lifetime: Lifetime, time: int) -> bool:
+        """Whether something was loaded over a symbol's start: then it owns nothing any more."""
         start, loaded = lifetime.symbol.start, lifetime.loaded_latest
-        ended = lifetime.unloaded_latest
-        if ended is not None and time - ended > grace(lifetime):
-            return True
         same_start = self._starts[start]
         is_last = same_start[-1] is lifetime
         if not is_last and same_start[loaded_by(same_start, time) - 1] is not lifetime:
@@ -394,13 +377,20 @@ class Timeline:
             if bucket.times[-1] < loaded or bucket.lifetimes[-1] is lifetime:
                 continue
             at = bisect_right(bucket.times, time)
-            if at and is_over(bucket.lifetimes[at - 1], lifetime):
+            other = bucket.lifetimes[at - 1]
+            is_below = other.symbol.start < start < other.symbol.end
+            if at and is_below and loaded_after(other, lifetime):
                 return True
+        return False
+
+    def _has_ended(self, lifetime: Lifetime, end: int, time: int) -> bool:
+        """Whether one that has ended is not in its grace, or a byte before ``end`` is another's."""
+        ended = lifetime.unloaded_latest
         if ended is None or time <= ended:
             return False
-        # How far one without a known end reached is not known: as far as is asked for.
-        end = address + 1 if lifetime.open_ended else lifetime.symbol.end
-        return end - start > _LONGEST_GRACE or self._was_taken(lifetime, end, time)
+        if time - ended > grace(lifetime) or end - lifetime.symbol.start > _LONGEST_GRACE:
+            return True
+        return self._was_taken(lifetime, end, time)
 
     def _was_taken(self, lifetime: Lifetime, end: int, time: int) -> bool:
         """Whether a later symbol has had a byte before ``end`` of one that has ended.
