@@ -54,11 +54,9 @@ class Pairing:
 
     def enter(self, lifetime: Lifetime) -> None:
         """Enter a lifetime as it is, with nothing to pair, as from a history."""
-        start = lifetime.symbol.start
         self.index.insert(lifetime)
         self.count += 1
-        if lifetime.unloaded_latest is None and self.index.starts[start][-1] is lifetime:
-            self.live[start] = lifetime
+        self._note_live(lifetime.symbol.start)
 
     def unload(self, unload: Unload) -> Lifetime | None:
         """The lifetime this unload ended; None if it matches nothing (yet)."""

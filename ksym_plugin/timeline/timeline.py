@@ -242,15 +242,18 @@ class Timeline:
 
     def expire(self, before: int) -> None:
         """Drop lifetimes that ended before ``before``, for a recorder that runs for long."""
-        remaining = [
-            lifetime
-            for lifetime in self.lifetimes()
-            if lifetime.unloaded_latest is None or lifetime.unloaded_latest >= before
-        ]
+        remaining = [one for one in self.lifetimes() if not self._ended_by(one, before)]
         self._extent_before = self.extent
         self._begin()
         for lifetime in remaining:
             self._pairing.enter(lifetime)
+
+    def _ended_by(self, lifetime: Lifetime, time: int) -> bool:
+        ended = lifetime.unloaded_latest
+        if ended is not None:
+            return ended < time
+        # Where the unload was lost, what was loaded over it ended it.
+        return lifetime.loaded_latest <= time and self._is_overrun(lifetime, time)
 
     def lost_between(self, since: int, until: int) -> bool:
         """Whether changes may have been lost at any time from ``since`` to ``until``."""

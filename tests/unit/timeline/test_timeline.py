@@ -1033,6 +1033,26 @@ def test_expire_drops_what_ended_and_keeps_what_answers() -> None:
     assert timeline.extent > ground, "what was decided on the old ground must be asked again"
 
 
+@pytest.mark.parametrize("start", [BASE, BASE - 0x40])
+@pytest.mark.parametrize("unloaded", [30, 150])
+def test_expire_does_not_bring_back_what_another_was_loaded_over(start: int, unloaded: int) -> None:
+    """The unload of the first was lost, and what shows that it has gone is dropped."""
+    timeline = timeline_of(
+        load(BASE, 0x80, "lost", 10), load(start, 0x100, "next", 20), unload(start, unloaded)
+    )
+    late = 10 * SECOND
+    for _ in range(2):
+        assert timeline.at(BASE, late)[0] is None
+        assert start != BASE or timeline.open() == []
+        timeline.expire(100)
+    assert timeline.open() == []
+    # What was replaced later than that is kept with what replaced it.
+    timeline = timeline_of(load(BASE, 0x80, "lost", 10), load(BASE, 0x80, "next", 200))
+    timeline.expire(100)
+    assert [one.symbol.name for one in timeline.lifetimes()] == ["lost", "next"]
+    assert told(timeline.at(BASE, 199)) == "lost exact"
+
+
 def test_what_was_given_away_has_no_name_among_equals_either() -> None:
     """Two loads of an image that nothing orders, and a program in the middle of its place."""
     second = 1_000_000_000
