@@ -6,6 +6,7 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
+from functools import cached_property
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ def unpack_columns(data: bytes, groups: Sequence[int]) -> tuple[list[array[int]]
     ``groups`` says how many columns each group has.
     """
     plain = _decompressed(data)
-    lengths = _words(plain, 0, len(groups))
-    sizes = [size for size, columns in zip(lengths, groups) for _ in range(columns)]
-    if len(lengths) < len(groups) or _WORD * (len(groups) + sum(sizes)) > len(plain):
+    words = portable(array("I", plain[: len(plain) // _WORD * _WORD]))
+    sizes = [size for size, columns in zip(words, groups) for _ in range(columns)]
+    at = len(groups)
+    if at + sum(sizes) > len(words):
         return [array("I") for _ in range(sum(groups))], []
     columns = []
-    at = len(groups)
     for size in sizes:
-        columns.append(_words(plain, at, size))
+        columns.append(words[at : at + size])
         at += size
     return columns, plain[_WORD * at :].split(b"\0")
 
@@ -60,13 +61,6 @@ def _decompressed(data: bytes) -> bytes:
     except zlib.error:
         return b""
     return plain if unpacker.eof else b""
-
-
-def _words(data: bytes, first: int, number: int) -> array[int]:
-    part = data[_WORD * first : _WORD * (first + number)]
-    words = array("I")
-    words.frombytes(part[: len(part) - len(part) % _WORD])
-    return portable(words)
 
 
 def portable(words: array[int]) -> array[int]:
@@ -96,16 +90,19 @@ class PackedFunctions:
     that is, has the same bytes, and a history keeps them once.
     """
 
-    __slots__ = ("_lengths", "_names", "_starts", "data")
-
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self._starts: array[int] | None = None
-        self._lengths: array[int]
-        self._names: list[bytes]
+
+    @cached_property
+    def _columns(self) -> tuple[array[int], array[int], list[bytes]]:
+        """Starts, lengths and names, unpacked once they are asked for."""
+        (starts, lengths), names = unpack_columns(self.data, (2,))
+        if len(names) != len(starts):
+            return array("I"), array("I"), []
+        return starts, lengths, names
 
     def __len__(self) -> int:
-        return len(self._unpacked())
+        return len(self._columns[0])
 
     @property
     def digest(self) -> bytes:
@@ -114,45 +111,32 @@ class PackedFunctions:
 
     def find(self, offset: int) -> tuple[int, int, str] | None:
         """Start, end and name of the function at an offset, if there is one."""
+        starts, lengths, names = self._columns
         at = self._index(offset)
         if at < 0:
             return None
-        start = self._unpacked()[at]
-        return start, start + self._lengths[at], self._name(at)
+        return starts[at], starts[at] + lengths[at], text_of(names[at])
 
     def names(self, offset: int) -> list[str]:
         """All names of the function at an offset, the best first."""
+        starts, _, names = self._columns
         at = self._index(offset)
-        if at < 0:
-            return []
-        starts = self._unpacked()
-        return [self._name(each) for each in range(at, bisect_right(starts, starts[at]))]
+        last = bisect_right(starts, starts[at]) if at >= 0 else at
+        return [text_of(name) for name in names[at:last]]
 
     def is_like(self, other: PackedFunctions) -> bool:
         """Whether both have the same names at the same offsets, whatever the lengths."""
-        mine, theirs = self._unpacked(), other._unpacked()
-        return set(zip(mine, self._names)) == set(zip(theirs, other._names))
+        (mine, _, names), (theirs, _, other_names) = self._columns, other._columns
+        return set(zip(mine, names)) == set(zip(theirs, other_names))
 
     def _index(self, offset: int) -> int:
         """The first row of the function at an offset; -1 if there is none."""
-        starts = self._unpacked()
+        starts, lengths, _ = self._columns
         at = bisect_right(starts, offset) - 1
         for index in range(at, max(at - _MOST_BACK, -1), -1):
-            if offset - starts[index] < self._lengths[index]:
+            if offset - starts[index] < lengths[index]:
                 return bisect_left(starts, starts[index])
         return -1
-
-    def _name(self, index: int) -> str:
-        return text_of(self._names[index])
-
-    def _unpacked(self) -> array[int]:
-        """The starts; they and all else are unpacked once they are asked for."""
-        if self._starts is None:
-            (starts, lengths), names = unpack_columns(self.data, (2,))
-            if len(names) != len(starts):
-                starts, lengths, names = array("I"), array("I"), []
-            self._starts, self._lengths, self._names = starts, lengths, names
-        return self._starts
 
 
 def pack_functions(functions: Iterable[FunctionRow]) -> bytes:

@@ -39,20 +39,6 @@ class ProgramDetails:
     program that was gone when it was asked about, only the id is known.
     """
 
-    __slots__ = (
-        "digest",
-        "functions",
-        "id",
-        "lines",
-        "load_time",
-        "problem",
-        "tag",
-        "target",
-        "trampoline",
-        "type",
-        "uid",
-    )
-
     def __init__(self, id: int, problem: str) -> None:
         self.id = id
         self.problem = problem

@@ -49,11 +49,10 @@ def differences(
         load = found.get(start)
         if load is not None and _is_same(lifetime, load):
             continue
-        is_gone = lifetime.symbol.kind == BPF_PROG or lifetime.symbol.module in listed
+        symbol, earliest = lifetime.symbol, max(since, lifetime.loaded_earliest)
+        is_gone = symbol.kind == BPF_PROG or symbol.module in listed
         if is_gone and lifetime.loaded_latest < began:
-            earliest = max(since, lifetime.loaded_earliest)
-            name, prog_id = lifetime.symbol.name, lifetime.prog_id
-            changes.append(Unload(start, earliest, ended, name, prog_id))
+            changes.append(Unload(start, earliest, ended, symbol.name, lifetime.prog_id))
     for start, load in found.items():
         known = live.get(start)
         if known is None or not _is_same(known, load):
@@ -76,14 +75,12 @@ def heal(timeline: Timeline, program: ProgramDetails) -> list[Lifetime]:
         lifetime = _function(timeline.started_at(start), program, name)
         if lifetime is None:
             continue
-        symbol = lifetime.symbol
-        is_better = _is_better(name, symbol.name)
-        if lifetime.prog_id == program.id and not is_better:
-            continue
+        is_better = _is_better(name, lifetime.symbol.name)
+        if lifetime.prog_id != program.id or is_better:
+            changed.append(lifetime)
         lifetime.prog_id = program.id
         if is_better:
-            lifetime.symbol = Symbol(start, symbol.end, name, BPF_PROG, BPF_MODULE)
-        changed.append(lifetime)
+            lifetime.symbol = Symbol(start, lifetime.symbol.end, name, BPF_PROG, BPF_MODULE)
     return changed
 
 
@@ -93,10 +90,8 @@ def _function(there: list[Lifetime], program: ProgramDetails, name: str) -> Life
         if lifetime.prog_id == program.id:
             return lifetime
     for lifetime in there:
-        ended = lifetime.unloaded_latest
-        if lifetime.loaded_latest < program.load_time or (
-            ended is not None and ended < program.load_time
-        ):
+        ended, began = lifetime.unloaded_latest, program.load_time
+        if lifetime.loaded_latest < began or (ended is not None and ended < began):
             continue
         # A program that was there first has its own id by now. One that came next and has
         # been announced already has another name.
@@ -107,9 +102,7 @@ def _function(there: list[Lifetime], program: ProgramDetails, name: str) -> Life
 
 def _can_be(announced: str, program: ProgramDetails, name: str) -> bool:
     """Whether the kernel can have announced a function under this name."""
-    if announced in (UNNAMED_BPF, name):
-        return True
-    return _tag(announced) in (program.tag, _tag(name))
+    return announced in (UNNAMED_BPF, name) or _tag(announced) in (program.tag, _tag(name))
 
 
 def _is_better(name: str, known: str) -> bool:
@@ -120,5 +113,4 @@ def _is_better(name: str, known: str) -> bool:
 
 
 def _tag(name: str) -> str:
-    parts = split_bpf_name(name)
-    return "" if parts is None else parts[0]
+    return (split_bpf_name(name) or ("",))[0]

@@ -18,7 +18,7 @@ from ksym_plugin.timeline.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
     from typing import Protocol, Union
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     class Readable(Protocol):
         """The part of a Source that a Tracker needs."""
 
-        @property
-        def lists_images(self) -> bool: ...
-        def read(self) -> Iterable[Change]: ...
+        lists_images: bool
+
+        def read(self) -> list[Change]: ...
         def snapshot(self) -> list[Load]: ...
 
     class DetailsSource(Protocol):
@@ -141,8 +141,8 @@ class Update:
         self.touched: list[Lifetime] = []
         self.added: list[Lifetime] = []
         self.removed: list[Lifetime] = []
-        self.losses: Sequence[Loss] = ()
-        self.disturbed: Sequence[Lifetime] = ()
+        self.losses: list[Loss] = []
+        self.disturbed: list[Lifetime] = []
 
 
 class Tracker:
@@ -260,14 +260,12 @@ class Tracker:
                 update.added.append(lifetime)
             elif isinstance(change, Unload):
                 update.removed.append(lifetime)
-        disturbed = timeline.take_disturbed()
-        if disturbed:
-            update.disturbed = disturbed
-            update.touched += disturbed
+        update.disturbed = timeline.take_disturbed()
+        update.touched += update.disturbed
 
     def _lose(self, loss: Loss, update: Update) -> None:
         self.timeline.apply(loss)
-        update.losses = [*update.losses, loss]
+        update.losses.append(loss)
 
     def _extend(self, loss: Loss) -> None:
         first = self.lost
