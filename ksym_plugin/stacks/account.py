@@ -8,6 +8,8 @@ program's innermost frame.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from ksym_plugin.timeline.symbols import BPF_PROG, bpf_kind
 
 TYPE_CHECKING = False
@@ -85,18 +87,6 @@ _Z = 1.96
 class Program:
     """What one program used; ``own`` samples ended in it, ``total`` passed through it."""
 
-    __slots__ = (
-        "entries",
-        "functions",
-        "lifetime",
-        "lines",
-        "main",
-        "own",
-        "tasks",
-        "total",
-        "traced",
-    )
-
     def __init__(self, frame: Frame | None) -> None:
         self.main = None if frame is None else frame.program
         self.lifetime = None if frame is None else frame.lifetime
@@ -104,19 +94,11 @@ class Program:
         self.own = 0
         self.total = 0
         #: Samples by the function that was entered first, and by the one they ended in.
-        self.entries: dict[str, int] = {}
-        self.functions: dict[str, int] = {}
-        self.tasks: dict[str, int] = {}
+        self.entries: defaultdict[str, int] = defaultdict(int)
+        self.functions: defaultdict[str, int] = defaultdict(int)
+        self.tasks: defaultdict[str, int] = defaultdict(int)
         #: By source line, the samples that were at it, and how many of them ended there.
-        self.lines: dict[Source, list[int]] = {}
-
-    def was_at(self, source: Source, is_leaf: bool) -> None:
-        """Count a sample for a source line."""
-        counts = self.lines.get(source)
-        if counts is None:
-            counts = self.lines[source] = [0, 0]
-        counts[0] += 1
-        counts[1] += is_leaf
+        self.lines: defaultdict[Source, list[int]] = defaultdict(lambda: [0, 0])
 
     @property
     def name(self) -> str:
@@ -130,8 +112,6 @@ class Program:
 class Counts:
     """The samples of one event."""
 
-    __slots__ = ("kernel", "programs", "samples")
-
     def __init__(self) -> None:
         self.samples = 0
         self.kernel = 0
@@ -142,7 +122,7 @@ class Account:
     """Counts samples one by one, those of each event for themselves."""
 
     def __init__(self) -> None:
-        self._events: dict[str, Counts] = {}
+        self._events: defaultdict[str, Counts] = defaultdict(Counts)
         #: The frames of BPF: the key of the program, the function, the frame, and its line.
         self._frames: list[tuple[Key, str, Frame | None, Source | None]] = []
         self._numbers: dict[tuple[Key, str, Source | None], int] = {}
@@ -150,11 +130,13 @@ class Account:
     def frame(self, name: str, frame: Frame | None) -> int:
         """The number of a frame of a BPF program; ``frame`` is None if only its name is known."""
         key = _key(name, None if frame is None else frame.lifetime)
-        whole = (key, name, _source(frame))
-        number = self._numbers.get(whole)
-        if number is None:
-            number = self._numbers[whole] = _FIRST_BPF + len(self._frames)
-            self._frames.append((key, name, frame, whole[2]))
+        location = None if frame is None else frame.location
+        source = None
+        if location is not None:
+            source = (location.file, location.line, location.text or None)
+        number = self._numbers.setdefault((key, name, source), _FIRST_BPF + len(self._frames))
+        if number == _FIRST_BPF + len(self._frames):
+            self._frames.append((key, name, frame, source))
         return number
 
     def add(self, event: str, comm: str, frames: Sequence[int]) -> None:
@@ -162,28 +144,31 @@ class Account:
 
         One that did not end in the kernel has no frame of the kernel's.
         """
-        counts = self._events.get(event)
-        if counts is None:
-            counts = self._events[event] = Counts()
+        counts = self._events[event]
         counts.samples += 1
         if not frames or frames[0] == ELSEWHERE:
             return
         counts.kernel += 1
-        if frames[0] >= _FIRST_BPF:
-            program, function, _ = self._program(counts, frames[0])
-            program.own += 1
-            program.functions[function] = program.functions.get(function, 0) + 1
         entered: dict[Program, str] = {}
-        for depth, frame in enumerate(frames):
-            if frame >= _FIRST_BPF:
-                program, function, source = self._program(counts, frame)
-                if source is not None and program not in entered:
-                    program.was_at(source, depth == 0)
-                entered[program] = function
+        for depth, number in enumerate(frames):
+            if number < _FIRST_BPF:
+                continue
+            key, function, known, source = self._frames[number - _FIRST_BPF]
+            program = counts.programs.get(key)
+            if program is None:
+                program = counts.programs[key] = Program(known)
+            if depth == 0:
+                program.own += 1
+                program.functions[function] += 1
+            if source is not None and program not in entered:
+                at_line = program.lines[source]
+                at_line[0] += 1
+                at_line[1] += depth == 0
+            entered[program] = function
         for program, function in entered.items():
             program.total += 1
-            program.entries[function] = program.entries.get(function, 0) + 1
-            program.tasks[comm] = program.tasks.get(comm, 0) + 1
+            program.entries[function] += 1
+            program.tasks[comm] += 1
 
     def documents(self) -> list[dict[str, Any]]:
         """All of it, an event each, for JSON; times are ns of CLOCK_MONOTONIC.
@@ -192,13 +177,6 @@ class Account:
         """
         events = sorted(self._events.items(), key=lambda item: (-item[1].samples, item[0]))
         return [_document(event, counts) for event, counts in events]
-
-    def _program(self, counts: Counts, number: int) -> tuple[Program, str, Source | None]:
-        key, function, known, source = self._frames[number - _FIRST_BPF]
-        program = counts.programs.get(key)
-        if program is None:
-            program = counts.programs[key] = Program(known)
-        return program, function, source
 
 
 def _document(event: str, counts: Counts) -> dict[str, Any]:
@@ -217,38 +195,28 @@ def _document(event: str, counts: Counts) -> dict[str, Any]:
 def _row(program: Program, counts: Counts) -> dict[str, Any]:
     life = program.lifetime
     name = program.name
+    unloaded = life and life.unloaded_latest
+    # The hottest lines first.
+    lines = sorted(program.lines.items(), key=lambda item: (-item[1][0], item[0][:2]))
     return {
         "program": life and life.prog_id,
         "name": name,
         "kind": bpf_kind(name.rstrip("?")) if life is None else life.symbol.kind,
-        "own": _shares(program.own, counts.samples, counts.kernel),
-        "total": _shares(program.total, counts.samples, counts.kernel),
+        "own": _shares(program.own, counts),
+        "total": _shares(program.total, counts),
         "functions": _ranked(program.functions),
-        "lines": _lines(program),
+        "lines": [
+            {"file": file, "line": line, "text": text, "samples": samples, "own": own}
+            for (file, line, text), (samples, own) in lines
+        ],
         "traces": program.traced,
         "tasks": _ranked(program.tasks),
         "pid": life and life.pid,
         "comm": life and life.comm,
         "loaded": life and [max(life.loaded_earliest, 0) or None, life.loaded_latest],
-        "unloaded": life
-        and life.unloaded_latest
-        and [life.unloaded_earliest, life.unloaded_latest],
+        "unloaded": unloaded and life and [life.unloaded_earliest, unloaded],
         "lived": life and [shortest(life), longest(life)],
     }
-
-
-def _lines(program: Program) -> list[dict[str, Any]]:
-    """The source lines that samples were at, the hottest first."""
-    ranked = sorted(program.lines.items(), key=lambda item: (-item[1][0], item[0][:2]))
-    return [
-        {"file": file, "line": line, "text": text, "samples": samples, "own": own}
-        for (file, line, text), (samples, own) in ranked
-    ]
-
-
-def _source(frame: Frame | None) -> Source | None:
-    location = None if frame is None else frame.location
-    return None if location is None else (location.file, location.line, location.text or None)
 
 
 def _key(name: str, lifetime: Lifetime | None) -> Key:
@@ -259,11 +227,11 @@ def _key(name: str, lifetime: Lifetime | None) -> Key:
     return ("lifetime", id(lifetime))
 
 
-def _shares(count: int, samples: int, kernel: int) -> dict[str, Any]:
+def _shares(count: int, counts: Counts) -> dict[str, Any]:
     return {
         "samples": count,
-        "of_all": share(count, samples),
-        "of_kernel": share(count, kernel),
+        "of_all": share(count, counts.samples),
+        "of_kernel": share(count, counts.kernel),
     }
 
 

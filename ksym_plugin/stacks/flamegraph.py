@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections import defaultdict
 
 from ksym_plugin.stacks.frames import (
     BPF,
@@ -39,7 +40,7 @@ class Box:
     """A frame as it is drawn; ``start``, ``total`` and ``own`` are numbers of samples.
 
     ``own`` of its samples ended in it. ``frame`` is its number in the table of frames; the
-    root has depth 0 and no frame.
+    root has depth 0 and the number -1.
     """
 
     __slots__ = ("depth", "frame", "own", "start", "total")
@@ -102,9 +103,8 @@ def _close(path: list[Box], depth: int, now: float) -> Iterator[Box]:
 def _in_order(stacks: Stacks) -> list[Stack]:
     """The stacks in the order of their frames' texts; those that begin alike are together."""
     frames = stacks.table.frames
-    ranks = [0] * len(frames)
-    for rank, number in enumerate(sorted(range(len(frames)), key=lambda at: frames[at].text)):
-        ranks[number] = rank
+    by_text = sorted(range(len(frames)), key=lambda number: frames[number].text)
+    ranks = {number: rank for rank, number in enumerate(by_text)}
     return sorted(stacks.counts, key=lambda stack: [ranks[number] for number in stack])
 
 
@@ -156,15 +156,14 @@ def draw(
     boxes = layout(stacks, least / scale, _MOST)
     levels = 1 + max(box.depth for box in boxes)
     height = _TOP + levels * _ROW + _FOOT
-    names = _Names(stacks.table)
-    numbers = [names.number(box) for box in boxes]
+    names = _Names(stacks.table, boxes)
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="flame" width="{width}" height="{height}"'
         f' viewBox="0 0 {width} {height}">\n<title>{for_xml(title)}</title>\n'
         f"<style>{_file('flame.css')}</style>\n"
     )
     yield from _head(title, _counted(total, unit), total, _shares(stacks, names))
-    yield from _frames(boxes, names, numbers, scale, levels, inverted)
+    yield from _frames(boxes, names, scale, levels, inverted)
     yield f'<text class="note" x="{_PAD}" y="{height - 12}">{_foot(boxes, scale)}</text>\n'
     document: dict[str, object] = {
         "pad": _PAD,
@@ -186,8 +185,8 @@ def draw(
         "notes": names.notes(notes or {}),
         "boxes": [
             value
-            for box, number in zip(boxes, numbers)
-            for value in (box.depth, box.start, box.total, box.own, number)
+            for box in boxes
+            for value in (box.depth, box.start, box.total, box.own, names.index[box.frame])
         ],
     }
     yield f"<metadata>{for_xml(json.dumps(document, separators=(',', ':')))}</metadata>\n"
@@ -195,42 +194,30 @@ def draw(
 
 
 class _Names:
-    """The frames that are drawn, each once: their names, and their classes."""
+    """The frames that are drawn, each once, by their numbers in the table; the root has -1."""
 
-    def __init__(self, table: FrameTable) -> None:
-        self._table = table
-        self.names: list[str] = []
-        self.kinds: list[str] = []
+    def __init__(self, table: FrameTable, boxes: list[Box]) -> None:
+        self._frames = table.frames
+        numbers = dict.fromkeys(box.frame for box in boxes)
+        frames = [StackFrame("all", _ROOT, "") if at < 0 else table.frames[at] for at in numbers]
+        self.index = {frame: index for index, frame in enumerate(numbers)}
+        self.names = [readable(_located(frame)) for frame in frames]
+        self.kinds = [frame.kind for frame in frames]
         #: The labels of BPF programs: their own names, without the kernel's prefix and tag.
         self.short: dict[int, str] = {}
-        self._numbers: dict[int, int] = {}
+        for index, frame in enumerate(frames):
+            program = split_bpf_name(frame.name) if frame.kind == BPF else None
+            if program is not None and program[1]:
+                self.short[index] = readable(program[1])
 
-    def number(self, box: Box) -> int:
-        if not box.depth:
-            return self._add(StackFrame("all", _ROOT, ""))
-        number = self._numbers.get(box.frame)
-        if number is None:
-            number = self._numbers[box.frame] = self._add(self._table.frames[box.frame])
-        return number
-
-    def _add(self, frame: StackFrame) -> int:
-        number = len(self.names)
-        self.names.append(readable(_located(frame)))
-        self.kinds.append(frame.kind)
-        program = split_bpf_name(frame.name) if frame.kind == BPF else None
-        if program is not None and program[1]:
-            self.short[number] = readable(program[1])
-        return number
-
-    def label(self, number: int) -> str:
-        return self.short.get(number) or self.names[number]
+    def label(self, index: int) -> str:
+        return self.short.get(index) or self.names[index]
 
     def notes(self, notes: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
-        frames = self._table.frames
+        drawn = [number for number in notes if number in self.index]
         return {
-            self._numbers[frame]: [readable(line) for line in notes[frame]]
-            for frame in sorted(notes, key=lambda frame: frames[frame].text)
-            if frame in self._numbers
+            self.index[number]: [readable(line) for line in notes[number]]
+            for number in sorted(drawn, key=lambda number: self._frames[number].text)
         }
 
 
@@ -243,13 +230,14 @@ def _located(frame: StackFrame) -> str:
 
 
 def _frames(
-    boxes: list[Box], names: _Names, numbers: list[int], scale: float, levels: int, inverted: bool
+    boxes: list[Box], names: _Names, scale: float, levels: int, inverted: bool
 ) -> Iterator[str]:
     """The rectangles, and the labels of those that have room for one."""
     labels = []
     yield '<g class="frames">\n'
-    for box, number in zip(boxes, numbers):
-        name, kind = names.names[number], names.kinds[number]
+    for box in boxes:
+        index = names.index[box.frame]
+        name, kind = names.names[index], names.kinds[index]
         x, wide = _PAD + box.start * scale, box.total * scale
         y = _TOP + _ROW * (box.depth if inverted else levels - 1 - box.depth)
         shade = zlib.crc32(name.encode("utf-8")) % _SHADES if box.depth else 0
@@ -258,12 +246,10 @@ def _frames(
             f'<rect class="{kind}{shade}" x="{x:.2f}" y="{y}" width="{drawn:.2f}"'
             f' height="{_ROW - 1}"/>\n'
         )
-        label = cut(names.label(number), int((wide - 8) / _COLUMN))
+        label = cut(names.label(index), int((wide - 8) / _COLUMN))
         if label:
             labels.append(f'<text x="{x + 4:.2f}" y="{y + _ROW - 6}">{for_xml(label)}</text>\n')
-    yield '</g>\n<g class="labels">\n'
-    yield from labels
-    yield "</g>\n"
+    yield from ('</g>\n<g class="labels">\n', *labels, "</g>\n")
 
 
 def _head(title: str, whole: str, total: float, shares: Mapping[str, float]) -> Iterator[str]:
@@ -288,12 +274,10 @@ def _counted(total: float, unit: str) -> str:
 
 def _shares(stacks: Stacks, names: _Names) -> dict[str, float]:
     """Samples by the class of the frame that they ended in; classes that only call have 0."""
-    frames = stacks.table.frames
-    shares = dict.fromkeys(names.kinds, 0.0)
+    shares = defaultdict(float, dict.fromkeys(names.kinds, 0.0))
     del shares[_ROOT]
     for stack, count in stacks.counts.items():
-        kind = frames[stack[-1]].kind
-        shares[kind] = shares.get(kind, 0) + count
+        shares[stacks.table.frames[stack[-1]].kind] += count
     return shares
 
 
@@ -301,12 +285,9 @@ def _foot(boxes: list[Box], scale: float) -> str:
     left_out = hidden(boxes)
     if not left_out:
         return "Every frame is drawn."
-    least = min(box.total for box in boxes) * scale
-    share = 100 * left_out / boxes[0].total
-    return (
-        f"Frames under {_about(least)} px are not drawn;"
-        f" they cut {_about(share)} % of the samples short."
-    )
+    least = _about(min(box.total for box in boxes) * scale)
+    share = _about(100 * left_out / boxes[0].total)
+    return f"Frames under {least} px are not drawn; they cut {share} % of the samples short."
 
 
 def _about(number: float) -> str:

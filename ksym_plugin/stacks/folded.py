@@ -63,9 +63,9 @@ def parse(lines: Iterable[bytes]) -> Stacks:
         stack, count = sample
         counts[stack] += count
         first = _sample(stack) if is_difference else None
-        is_difference = first is not None
         if first is not None:
             seconds[first[0]] += count
+        is_difference = first is not None
     stacks = stacks_of(_tidied(seconds if is_difference else counts))
     stacks.skipped = skipped
     return stacks
@@ -116,7 +116,7 @@ def _tidied(samples: Mapping[bytes, float]) -> dict[str, float]:
 
 def _in_one_frame_each(stack: str) -> str:
     """A stack whose command lines, if it begins with any, are frames without semicolons."""
-    found = _PROCESSES.match(stack) if stack.startswith("process ") else None
+    found = _PROCESSES.match(stack)
     if found is None:
         return stack
     lines = _COMMAND_LINE.sub(lambda line: line[1].replace(";", ":"), found[0])

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from ksym_plugin.stacks.names import cut, decode_name, file_name
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.symbols import Record
@@ -63,8 +65,6 @@ class StackFrame(Record):
 class FrameTable:
     """Frames by number. Equal frames have one number."""
 
-    __slots__ = ("_numbers", "frames")
-
     def __init__(self) -> None:
         self.frames: list[StackFrame] = []
         self._numbers: dict[StackFrame, int] = {}
@@ -83,15 +83,13 @@ class Stacks:
     ``skipped`` lines of the text that they were read from held none.
     """
 
-    __slots__ = ("counts", "skipped", "table")
-
     def __init__(self, table: FrameTable) -> None:
         self.table = table
-        self.counts: dict[Stack, float] = {}
+        self.counts: defaultdict[Stack, float] = defaultdict(int)
         self.skipped = 0
 
     def add(self, stack: Stack, samples: float = 1) -> None:
-        self.counts[stack] = self.counts.get(stack, 0) + samples
+        self.counts[stack] += samples
 
     def ordered(self) -> list[tuple[Stack, float]]:
         """The stacks and their samples, in the order of their folded text."""
@@ -99,10 +97,9 @@ class Stacks:
 
     def by_text(self) -> dict[str, float]:
         """Samples by folded text (``root;…;leaf``), in its order."""
-        counts: dict[str, float] = {}
+        counts: defaultdict[str, float] = defaultdict(int)
         for stack, samples in self.ordered():
-            text = self.text(stack)
-            counts[text] = counts.get(text, 0) + samples
+            counts[self.text(stack)] += samples
         return counts
 
     def text(self, stack: Stack) -> str:
@@ -121,8 +118,10 @@ class HotLines:
         self._table = table
         #: By the number of a frame with a line: its number without, and the line.
         self._located: dict[int, tuple[int, SourceLocation]] = {}
-        self._samples: dict[int, float] = {}
-        self._counts: dict[int, dict[SourceLocation, float]] = {}
+        self._samples: defaultdict[int, float] = defaultdict(int)
+        self._counts: defaultdict[int, defaultdict[SourceLocation, float]] = defaultdict(
+            lambda: defaultdict(int)
+        )
 
     def number(self, number: int, location: SourceLocation | None) -> int:
         """The number of a frame at a source location; the frame's own where there is none."""
@@ -147,8 +146,12 @@ class HotLines:
         """
         summed = Stacks(stacks.table)
         for stack, samples in stacks.counts.items():
-            self._count(stack, samples)
             summed.add(self.unlocated(stack), samples)
+            met = [self._located[number] for number in set(stack) if number in self._located]
+            for number, location in met:
+                self._counts[number][location] += samples
+            for number in {number for number, _ in met}:
+                self._samples[number] += samples
         return summed
 
     def frames(self) -> list[int]:
@@ -163,24 +166,16 @@ class HotLines:
         """A frame's hottest lines in words, each with its share of the frame's samples."""
         if number not in self._counts:
             return []
-        ranked = self._ranked(number)
-        whole = self._samples[number]
-        wide = min(max(len(_format(location)) for location, _ in ranked[:_MOST]), _WIDEST_LOCATION)
+        ranked, whole = self._ranked(number), self._samples[number] or 1
+        places = [f"{file_name(at.file)}:{at.line}" for at, _ in ranked[:_MOST]]
+        wide = min(max(map(len, places)), _WIDEST_LOCATION)
         lines = [
-            f"{_format(location):<{wide}}  {100 * samples / (whole or 1):3.0f} %"
+            f"{place:<{wide}}  {100 * samples / whole:3.0f} %"
             f"  {cut(' '.join(location.text.split()), _WIDEST_TEXT)}".rstrip()
-            for location, samples in ranked[:_MOST]
+            for place, (location, samples) in zip(places, ranked)
         ]
         more = len(ranked) - _MOST
-        return lines + ([f"and {more} more lines"] if more > 0 else [])
-
-    def _count(self, stack: Stack, samples: float) -> None:
-        met = [self._located[number] for number in set(stack) if number in self._located]
-        for number, location in met:
-            counts = self._counts.setdefault(number, {})
-            counts[location] = counts.get(location, 0) + samples
-        for number in {number for number, _ in met}:
-            self._samples[number] = self._samples.get(number, 0) + samples
+        return [*lines, f"and {more} more lines"] if more > 0 else lines
 
     def _ranked(self, number: int) -> list[tuple[SourceLocation, float]]:
         """A frame's locations, the hottest first; then as they stand in the source."""
@@ -190,11 +185,7 @@ class HotLines:
         )
 
 
-def _format(location: SourceLocation) -> str:
-    return f"{file_name(location.file)}:{location.line}"
-
-
-class Counts(dict["Event", "dict[Key, int]"]):
+class Counts(dict["Event", "defaultdict[Key, int]"]):
     """How much of each event was counted for what; ``samples`` are those of each event.
 
     Different events are never added up: a picture is of one of them.
@@ -204,16 +195,15 @@ class Counts(dict["Event", "dict[Key, int]"]):
         super().__init__()
         self.samples: dict[Event, int] = {}
 
-    def __missing__(self, event: Event) -> dict[Key, int]:
+    def __missing__(self, event: Event) -> defaultdict[Key, int]:
         self.samples[event] = 0
-        counts: dict[Key, int] = {}
+        counts: defaultdict[Key, int] = defaultdict(int)
         self[event] = counts
         return counts
 
     def count(self, event: Event, what: Key, weight: int) -> None:
         """Count a sample."""
-        counts = self[event]
-        counts[what] = counts.get(what, 0) + weight
+        self[event][what] += weight
         self.samples[event] += 1
 
     def take_in(self, other: Counts[Event, Key]) -> None:
@@ -221,7 +211,7 @@ class Counts(dict["Event", "dict[Key, int]"]):
         for event, counts in other.items():
             mine = self[event]
             for what, count in counts.items():
-                mine[what] = mine.get(what, 0) + count
+                mine[what] += count
             self.samples[event] += other.samples[event]
 
     def choose(self, name: Event | None) -> Event | None:
@@ -242,8 +232,8 @@ class Counts(dict["Event", "dict[Key, int]"]):
         others = [_counted(*item) for item in ranked if item[0] != event]
         if not others:
             return ""
-        more = len(others) - _MOST_EVENTS
-        others[_MOST_EVENTS:] = [f"{more} more"] if more > 0 else []
+        if len(others) > _MOST_EVENTS:
+            others[_MOST_EVENTS:] = [f"{len(others) - _MOST_EVENTS} more"]
         counted = _counted(event, self.samples[event])
         return f"only {counted} is counted; --event takes another: {', '.join(others)}"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
-    from ksym_plugin.stacks.frames import FrameTable, Stack
+    from ksym_plugin.stacks.frames import FrameTable, Stack, StackFrame
     from ksym_plugin.timeline.symbols import SourceLocation
 
     Samples = Iterable[tuple[Stack, float]]
@@ -38,48 +38,41 @@ def write(
     """
     import json
 
-    frames = _Frames(table, locations or {})
+    #: The indexes of frames in the file, by their numbers; only those that are used.
+    indexes: dict[int, int] = {}
     yield f'{{"$schema":{json.dumps(SCHEMA)},"name":{json.dumps(readable(name))},"profiles":['
     separator = ""
     for title, samples in profiles:
-        yield separator + json.dumps(_profile(title, samples, frames), separators=(",", ":"))
+        profile = _profile(title, samples, indexes)
+        yield separator + json.dumps(profile, separators=(",", ":"))
         separator = ","
-    shared = json.dumps({"frames": frames.entries}, separators=(",", ":"))
+    places = locations or {}
+    frames = [_frame(table.frames[number], places.get(number)) for number in indexes]
+    shared = json.dumps({"frames": frames}, separators=(",", ":"))
     yield f'],"shared":{shared},"activeProfileIndex":0,"exporter":"ksym-plugin"}}\n'
 
 
-class _Frames(dict[int, int]):
-    """The indexes of frames in the file, by their numbers; only those that are used.
+def _frame(frame: StackFrame, location: SourceLocation | None) -> dict[str, Any]:
+    """A function has one line however many it was at.
 
-    A function has one line however many it was at: to speedscope every entry of the table
-    is a function of its own, so an entry a line would split it in all of its views.
+    To speedscope every entry of the table is a function of its own, so an entry a line would
+    split it in all of its views.
     """
-
-    def __init__(self, table: FrameTable, locations: Mapping[int, SourceLocation]) -> None:
-        super().__init__()
-        self._table = table
-        self._locations = locations
-        self.entries: list[dict[str, Any]] = []
-
-    def __missing__(self, number: int) -> int:
-        self[number] = index = len(self.entries)
-        frame = self._table.frames[number]
-        location = self._locations.get(number, frame.location)
-        file = (location and location.file) or _FILES.get(frame.kind, "")
-        entry: dict[str, Any] = {"name": readable(frame.name)}
-        if file:
-            entry["file"] = readable(file)
-        if location is not None and location.line:
-            entry["line"] = location.line
-        self.entries.append(entry)
-        return index
+    location = location or frame.location
+    file = (location and location.file) or _FILES.get(frame.kind, "")
+    entry: dict[str, Any] = {"name": readable(frame.name)}
+    if file:
+        entry["file"] = readable(file)
+    if location is not None and location.line:
+        entry["line"] = location.line
+    return entry
 
 
-def _profile(title: str, samples: Samples, frames: _Frames) -> dict[str, Any]:
+def _profile(title: str, samples: Samples, indexes: dict[int, int]) -> dict[str, Any]:
     stacks: list[list[int]] = []
     weights: list[float] = []
     for stack, weight in samples:
-        stacks.append([frames[number] for number in stack])
+        stacks.append([indexes.setdefault(number, len(indexes)) for number in stack])
         weights.append(weight)
     return {
         "type": "sampled",
