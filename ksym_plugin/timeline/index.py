@@ -131,10 +131,13 @@ class AddressIndex:
         self.areas: set[int] = set()
         #: Page number to all starts in it, ascending.
         self._starts_in: dict[int, list[int]] = {}
+        #: The number of lifetimes.
+        self.count = 0
         self._by_center: dict[int, Bucket] = {}
         self._wide_by_center: dict[int, Bucket] = {}
 
     def insert(self, lifetime: Lifetime) -> None:
+        self.count += 1
         symbol = lifetime.symbol
         start, end = symbol.start, symbol.end
         same_start = self.starts.get(start)
@@ -167,6 +170,7 @@ class AddressIndex:
 
     def remove(self, lifetime: Lifetime) -> None:
         """Take a lifetime out; its times and symbol must still be those it went in with."""
+        self.count -= 1
         symbol = lifetime.symbol
         same_start = self.starts[symbol.start]
         del same_start[index_of(same_start, lifetime)]

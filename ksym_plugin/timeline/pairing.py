@@ -18,16 +18,11 @@ _MOST_AT_ONE_START = 64
 
 
 class Pairing:
-    """Makes lifetimes of reports and enters them in ``index``; ``live`` has them by start."""
-
-    __slots__ = ("_orphans", "count", "disturbed", "index", "live")
+    """Makes lifetimes of reports and enters them in ``index``."""
 
     def __init__(self, index: AddressIndex) -> None:
         self.index = index
-        self.live: dict[int, Lifetime] = {}
         self._orphans: dict[int, list[Unload]] = {}
-        #: The number of lifetimes entered, ended ones included.
-        self.count = 0
         #: Lifetimes that late reports changed besides the one they were about.
         self.disturbed: list[Lifetime] = []
 
@@ -45,18 +40,9 @@ class Pairing:
             return known
         lifetime = Lifetime(load)
         self.index.insert(lifetime)
-        self.count += 1
-        if is_next:
-            self.live[start] = lifetime
         if not is_next or start in self._orphans:
             self._pair_anew(lifetime)
         return lifetime
-
-    def enter(self, lifetime: Lifetime) -> None:
-        """Enter a lifetime as it is, with nothing to pair, as from a history."""
-        self.index.insert(lifetime)
-        self.count += 1
-        self._note_live(lifetime.symbol.start)
 
     def unload(self, unload: Unload) -> Lifetime | None:
         """The lifetime this unload ended; None if it matches nothing (yet)."""
@@ -65,8 +51,6 @@ class Pairing:
         if lifetime is None:
             self._keep_orphan(unload)
             return None
-        if self.live.get(unload.start) is lifetime:
-            del self.live[unload.start]
         displaced = _end(lifetime, unload)
         self._redate(lifetime)
         if displaced is not None:
@@ -105,7 +89,6 @@ class Pairing:
             waiting.append(taken)
         for unload in sorted(waiting, key=lambda waits: waits.latest):
             self._disturb(self.unload(unload))
-        self._note_live(start)
 
     def _redate(self, lifetime: Lifetime) -> None:
         """Have the load's window end with the unload: a symbol is loaded before it goes.
@@ -120,14 +103,6 @@ class Pairing:
             self.index.remove(lifetime)
             lifetime.loaded_latest = latest
             self.index.insert(lifetime)
-            self._note_live(lifetime.symbol.start)
-
-    def _note_live(self, start: int) -> None:
-        last = self.index.starts[start][-1]
-        if last.unloaded_latest is None:
-            self.live[start] = last
-        else:
-            self.live.pop(start, None)
 
     def _disturb(self, lifetime: Lifetime | None) -> None:
         if lifetime is not None:

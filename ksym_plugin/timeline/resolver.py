@@ -1,12 +1,10 @@
 """Addresses and a time in, frames out: the one place that decides who was there.
 
 For an address that BPF or a module ever had, what was recorded of that time decides; for
-any other address the static tables do. An answer that is not certain says so. An address
-without a name gets a reason.
+any other address the static tables do. An address without a name gets a reason.
 
-A frame also gets its source location here, where that is asked for. Its address is where
-execution goes on: for the leaf this is the instruction itself, for a caller the one after
-the call, which can belong to another line. So a caller's line is that of the byte before.
+A frame's address is where execution goes on: for the leaf this is the instruction itself, for
+a caller the one after the call. So a caller's source line is that of the byte before.
 """
 
 from __future__ import annotations
@@ -196,13 +194,12 @@ class Locator:
 
     def locate(self, frame: Frame, is_leaf: bool) -> Frame:
         """The frame with its source location and program, or what it traces as a trampoline."""
-        lifetime = frame.lifetime
+        lifetime, lines = frame.lifetime, self._lines
         if frame.kind == BPF_TRAMPOLINE and lifetime is not None:
-            return frame.tracing(self._lines.traced(lifetime))
+            return frame.tracing(lines.traced(lifetime))
         if frame.kind == BPF_PROG and lifetime is not None:
             # What is before the first byte is another function's.
             offset = frame.offset if is_leaf else max(frame.offset - 1, 0)
-            lines = self._lines
             return frame.at(lines.line(lifetime, offset), lines.program_name(lifetime))
         if frame.kind == KERNEL:
             return frame.at(self.in_image(frame.address, frame.offset, is_leaf))

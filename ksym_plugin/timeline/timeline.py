@@ -133,7 +133,7 @@ class Timeline:
     @property
     def count(self) -> int:
         """The number of lifetimes, ended ones included."""
-        return self._pairing.count
+        return self._index.count
 
     @property
     def extent(self) -> int:
@@ -161,7 +161,7 @@ class Timeline:
 
     def enter(self, lifetime: Lifetime) -> None:
         """Take in a whole lifetime, as a history has it."""
-        self._pairing.enter(lifetime)
+        self._index.insert(lifetime)
 
     def at(self, address: int, time: int) -> Answer:
         """Who had ``address`` at ``time`` (CLOCK_MONOTONIC ns), and how certain that is.
@@ -219,15 +219,15 @@ class Timeline:
 
     def open(self) -> list[Lifetime]:
         """All whose end was not reported, also where another was loaded over them since."""
-        return list(self._pairing.live.values())
+        last = [same_start[-1] for same_start in self._starts.values()]
+        return [lifetime for lifetime in last if lifetime.unloaded_latest is None]
 
     def live(self) -> list[Lifetime]:
         """The lifetimes that have not ended, by start."""
         live: list[Lifetime] = []
         above: list[Lifetime] = []
-        for start in sorted(self._pairing.live):
-            lifetime = self._pairing.live[start]
-            above = [other for other in above if other.symbol.end > start]
+        for lifetime in sorted(self.open(), key=lambda life: life.symbol.start):
+            above = [other for other in above if other.symbol.end > lifetime.symbol.start]
             # A symbol loaded later over this one's start has ended it, reported or not.
             if any(loaded_after(other, lifetime) for other in above):
                 continue
@@ -246,7 +246,7 @@ class Timeline:
         self._extent_before = self.extent
         self._begin()
         for lifetime in remaining:
-            self._pairing.enter(lifetime)
+            self._index.insert(lifetime)
 
     def _ended_by(self, lifetime: Lifetime, time: int) -> bool:
         ended = lifetime.unloaded_latest

@@ -36,11 +36,9 @@ if TYPE_CHECKING:
         def snapshot(self) -> list[Load]: ...
 
     class DetailsSource(Protocol):
-        """Where the details of programs come from, their source lines included."""
+        """Where the details of programs come from; ``fileno`` is as a Source's."""
 
-        def fileno(self) -> int:
-            """Readable when something has come; -1 when nothing will any more."""
-
+        def fileno(self) -> int: ...
         def read(self) -> list[ProgramDetails]:
             """What has come since the last call; never waits."""
 
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
             """What is still to come; the last call."""
 
     class ModuleSource(Protocol):
-        """Where changes of the kernel's modules come from."""
+        """Where changes of the kernel's modules come from; ``fileno`` is as a Source's."""
 
         notes: list[str]
 
@@ -56,17 +54,14 @@ if TYPE_CHECKING:
         def unsettled(self) -> int | None:
             """From when on changes are not known yet, in CLOCK_MONOTONIC ns; None if all are."""
 
-        def fileno(self) -> int:
-            """Readable when ``read`` should be called; -1 when it never will be."""
-
+        def fileno(self) -> int: ...
         def read(self) -> list[Change]:
             """All changes since the last call; SourceError or OSError if there are no more."""
 
         def finish(self) -> list[Change]:
             """The rest of them; the last call."""
 
-        def close(self) -> None:
-            """Stop and give everything back; idempotent."""
+        def close(self) -> None: ...
 
 
 #: For how many times its own length a resync is not repeated.
@@ -253,13 +248,12 @@ class Tracker:
             self.changes += 1
             count = timeline.count
             lifetime = timeline.apply(change)
-            if lifetime is None:
-                continue
-            update.touched.append(lifetime)
-            if timeline.count > count:
-                update.added.append(lifetime)
-            elif isinstance(change, Unload):
-                update.removed.append(lifetime)
+            if lifetime is not None:
+                update.touched.append(lifetime)
+                if timeline.count > count:
+                    update.added.append(lifetime)
+                elif isinstance(change, Unload):
+                    update.removed.append(lifetime)
         update.disturbed = timeline.take_disturbed()
         update.touched += update.disturbed
 
