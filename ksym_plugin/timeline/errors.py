@@ -10,9 +10,8 @@ from __future__ import annotations
 class KsymError(Exception):
     """A source of answers cannot be used.
 
-    ``str(error)`` is one plain sentence: what is wrong, then what to do about it. The
-    two halves are kept apart in ``problem`` and ``remedy`` for callers that lay them
-    out differently.
+    ``str(error)`` is one plain sentence: what is wrong (``problem``), then what to do about it
+    (``remedy``).
     """
 
     def __init__(self, problem: str, remedy: str = "") -> None:

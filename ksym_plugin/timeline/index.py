@@ -1,17 +1,14 @@
 """Which lifetimes lie over an address: the index under the timeline.
 
 It is a centered interval tree without its pointers. The *center* of a symbol is the one
-address above its start, up to its end, that has more trailing zero bits than any other.
-All symbols with one center share the byte before it, so no two of them were there at a
-time, and they make one bucket. However long a bucket is, one binary search finds the
-lifetime in it that can have been there at a time. A symbol is entered once, whatever its
-size.
+address above its start, up to its end, that has the most trailing zero bits. All symbols with
+one center share the byte before it, so no two of them were there at a time: they make one
+*bucket*, in which one binary search finds the lifetime of a time. A symbol is entered once,
+whatever its size.
 
-Symbols over one address have centers at different levels, some ten for symbols of up to
-64 KB. Addresses are cut into chunks of 64 bytes, the kernel's own grain for BPF text
-(BPF_PROG_CHUNK_SIZE in kernel/bpf/core.c), and each chunk lists the buckets that reach it:
-two or three as a rule. What is wider than 64 KB, as modules are, has buckets of its own,
-listed by page: a module of 4 MB would have 65,536 chunks.
+Addresses are cut into chunks of 64 bytes, the kernel's own grain for BPF text
+(BPF_PROG_CHUNK_SIZE in kernel/bpf/core.c). Each chunk lists the buckets that reach it, two or
+three as a rule. What is wider than 64 KB, as modules are, has buckets that are listed by page.
 
 A symbol whose end is only an upper bound is indexed by its start alone, and by the pages
 that it may reach.
@@ -31,11 +28,7 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """Lifetimes that share a byte, in load order.
-
-    Each of them replaced the one before. So of those loaded by a given time only the last
-    can still be there, and no earlier one need be looked at.
-    """
+    """Lifetimes that share a byte, in load order: each of them replaced the one before."""
 
     __slots__ = ("first", "last", "lifetimes", "times", "widest_window")
 

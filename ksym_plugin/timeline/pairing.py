@@ -1,10 +1,9 @@
 """Pairs loads with unloads into lifetimes, in whatever order they arrive.
 
 One load may be reported twice: by the event stream, and by a snapshot taken meanwhile. An
-unload may come before its load, as the buffers of their CPUs are read in turn. Late reports
-come between others. So no pairing is final: a late report takes the unload that belongs to
-it, and what it displaces is paired again. The result does not depend on the order of
-arrival.
+unload may come before its load, as the buffers of their CPUs are read in turn. So no pairing
+is final: a late report takes the unload that belongs to it, and what it displaces is paired
+again. The result does not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Pairing:
         displaced = _end(lifetime, unload)
         self._redate(lifetime)
         if displaced is not None:
-            self._disturb(self.unload(displaced))
+            self._unload_anew(displaced)
         return lifetime
 
     def _narrow(self, lifetime: Lifetime, load: Load) -> None:
@@ -88,7 +87,7 @@ class Pairing:
             self.disturbed.append(earlier)
             waiting.append(taken)
         for unload in sorted(waiting, key=lambda waits: waits.latest):
-            self._disturb(self.unload(unload))
+            self._unload_anew(unload)
 
     def _redate(self, lifetime: Lifetime) -> None:
         """Have the load's window end with the unload: a symbol is loaded before it goes.
@@ -104,7 +103,8 @@ class Pairing:
             lifetime.loaded_latest = latest
             self.index.insert(lifetime)
 
-    def _disturb(self, lifetime: Lifetime | None) -> None:
+    def _unload_anew(self, unload: Unload) -> None:
+        lifetime = self.unload(unload)
         if lifetime is not None:
             self.disturbed.append(lifetime)
 

@@ -30,13 +30,12 @@ class ProgramDetails:
     """One program, as bpf(2) describes it.
 
     ``functions`` are (start, length, name) of the main function and its subprograms in
-    the kernel's order, with names as in kallsyms; ``""`` where the name is not known.
-    ``load_time`` is CLOCK_MONOTONIC ns, never later than the true start of its
-    BPF_PROG_LOAD. ``lines`` is what ``pack_lines`` made of the functions in the same
-    order, and ``digest`` is its digest; or both are empty, and ``problem`` says why.
-    ``target`` is the kernel function that a tracing program is attached to, ``trampoline``
-    the key in the name of the trampoline there; ``""`` and 0 for other programs. Of a
-    program that was gone when it was asked about, only the id is known.
+    the kernel's order, with names as in kallsyms, ``""`` where not known. ``load_time`` is
+    CLOCK_MONOTONIC ns, never later than the true start of its BPF_PROG_LOAD. ``lines`` is
+    what ``pack_lines`` made of the functions, and ``digest`` its digest; or both are empty,
+    and ``problem`` says why. ``target`` is the kernel function that a tracing program is
+    attached to, ``trampoline`` the key in the name of the trampoline there; ``""`` and 0 for
+    other programs. Of a program that was gone when it was asked about, only the id is known.
     """
 
     def __init__(self, id: int, problem: str) -> None:

@@ -34,9 +34,8 @@ BPF_MODULE = "[bpf]"
 #: in uapi/asm/vsyscall.h). Nobody else has code there.
 VSYSCALL_PAGE = 0xFFFF_FFFF_FF60_0
 
-#: How certain a name is. EXACT: no other symbol can have been there. GRACE: the symbol
-#: was unloaded before, but nothing has replaced it and it may still be running. GAP: changes
-#: may have been lost around that time.
+#: How certain a name is. EXACT: no other symbol can have been there. GRACE: it was unloaded
+#: before, but may still be running. GAP: changes may have been lost around that time.
 EXACT = "exact"
 GRACE = "grace"
 GAP = "gap"
@@ -163,10 +162,8 @@ class Loss:
 class Lifetime:
     """A symbol and when it was there.
 
-    It was loaded in the window ``loaded_earliest`` to ``loaded_latest``. While it is
-    live ``unloaded_earliest`` and ``unloaded_latest`` are None; afterwards they are the
-    window in which it was unloaded. A module's symbol is a stretch of its code;
-    ``functions`` has the names in it, and is None for all else.
+    ``unloaded_earliest`` and ``unloaded_latest`` are None while it is live. A module's symbol
+    is a stretch of its code; ``functions`` has the names in it, and is None for all else.
     """
 
     __slots__ = (
@@ -233,11 +230,11 @@ class SourceLocation(Record):
 class Frame(Record):
     """One stack entry with its name; immutable.
 
-    ``offset`` is ``address - symbol.start``; ``module`` is ``[bpf]``, a module's name,
-    or None for the core image; ``certainty`` is EXACT, GRACE or GAP. ``lifetime`` is that
-    of a symbol that comes and goes, None for a static one. ``location`` is its source location,
-    ``traced`` the kernel function that a trampoline belongs to, and ``program`` the name of the
-    main function of a function's program; they are None unless asked for and known.
+    ``offset`` is that into the symbol; ``module`` is ``[bpf]``, a module's name, or None for
+    the core image; ``certainty`` is EXACT, GRACE or GAP. ``lifetime`` is None for a static
+    symbol. ``location`` is the source location, ``traced`` the kernel function that a trampoline
+    belongs to, and ``program`` the name of the main function of a function's program; they are
+    None unless asked for and known.
     """
 
     __slots__ = ()

@@ -1,17 +1,15 @@
 """Who had a kernel address, and from when to when.
 
-The timeline keeps lifetimes, each with its load and unload as they were reported, and
-nothing derived from them. Who had an address at a time is worked out when asked, by one
-rule: **the last symbol loaded over an address has it**, until another is loaded over it.
-Four things follow. A symbol whose unload was lost ends where the next one begins. Two
-symbols never share an address. Changes may be applied in any order. For 2 s after its
-unload a symbol still has its addresses (GRACE), as it may still be running, until any of
-them is another's: memory that was given away runs it no more. A module has no such grace:
-nothing runs in one that has gone.
+The timeline keeps lifetimes as they were reported, and nothing derived from them. Who had an
+address at a time is worked out when asked, by one rule: **the last symbol loaded over an
+address has it**, until another is loaded over it. So a symbol whose unload was lost ends where
+the next one begins, no two symbols share an address, and changes may be applied in any order.
 
-A symbol whose end is only an upper bound (``open_ended``) has an address by that rule
-only if it can reach it: its true end lies before the start of everything that was
-there at the same time.
+For 2 s after its unload a symbol still has its addresses (GRACE), as it may still be running,
+until any of them is another's. Nothing runs in a module that has gone.
+
+A symbol whose end is only an upper bound (``open_ended``) ends at the latest before the start
+of everything that was there at the same time.
 
 Applying a change costs a few list appends (``pairing``). A look-up costs one binary search
 for each bucket of a 64-byte chunk (``index``). Neither grows with the history.
@@ -34,7 +32,6 @@ from ksym_plugin.timeline.symbols import (
     NOT_LOADED,
     UNKNOWN_ADDRESS,
     VACANT,
-    Lifetime,
     Load,
     Loss,
     Reason,
@@ -62,7 +59,7 @@ _LONGEST_GRACE = 1 << 20
 
 
 def grace(lifetime: Lifetime) -> int:
-    """For how long a lifetime may still be running after its unload, in ns; no module is."""
+    """For how many ns after its unload a symbol may still be running."""
     return 0 if lifetime.symbol.kind == MODULE else _GRACE_SPAN
 
 

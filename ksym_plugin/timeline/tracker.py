@@ -1,12 +1,11 @@
 """What a source of changes is, and a tracker that keeps a timeline equal to the kernel's table.
 
-At the start, and after a loss, the source is subscribed already. Then the kernel's symbols
-are enumerated, then what changed meanwhile is applied: a resync. The time from a loss to the
-end of the resync is a gap. A resync is not repeated before ten times its own length has
-passed, so that a source which keeps losing costs a bounded share of one CPU.
+At the start, and after a loss, the kernel's symbols are enumerated, then what changed
+meanwhile is applied: a resync. The time from a loss to the end of the resync is a gap. A
+resync is not repeated before ten times its own length has passed, so that a source which keeps
+losing costs a bounded share of one CPU.
 
-Nothing here makes system calls: clock, lock and source are the caller's. A history's
-recorder and the plugin's table each drive one tracker.
+Nothing here makes system calls: clock, lock and source are the caller's.
 """
 
 from __future__ import annotations
@@ -124,9 +123,9 @@ class Source:
 class Update:
     """What one reading or one resync changed.
 
-    ``touched`` has every lifetime that began, ended or is known better now, in the order
-    of the changes. ``added`` and ``removed`` are those that began and that were ended.
-    ``disturbed`` were changed by a late report about another one.
+    ``touched`` are all lifetimes that began, ended or are known better now, in the order of
+    the changes: ``added`` began, ``removed`` were ended, and ``disturbed`` were changed by a
+    late report about another one.
     """
 
     __slots__ = ("added", "disturbed", "is_resync", "losses", "removed", "touched")
@@ -169,7 +168,6 @@ class Tracker:
         self._count_at_expiry = 0
 
     def read(self, source: Readable) -> None:
-        """Apply the source's changes."""
         covered = self._now()
         self.apply(source.read(), covered)
 
