@@ -10,8 +10,8 @@ Addresses are cut into chunks of 64 bytes, the kernel's own grain for BPF text
 (BPF_PROG_CHUNK_SIZE in kernel/bpf/core.c). Each chunk lists the buckets that reach it, two or
 three as a rule. What is wider than 64 KB, as modules are, has buckets that are listed by page.
 
-A symbol whose end is only an upper bound is indexed by its start alone, and by the pages
-that it may reach.
+Symbols whose end is only an upper bound share no byte but their start, which has a bucket of
+its own, listed by the pages that they may reach.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ class Bucket:
 
     __slots__ = ("first", "last", "lifetimes", "times", "widest_window")
 
-    def __init__(self, first: int, last: int) -> None:
+    def __init__(self, first: int, open_ended: bool) -> None:
         #: The first and the last chunk, or page, that it is listed in.
         self.first = first
-        self.last = last
+        self.last = first - 1
         #: The ``loaded_latest`` of each of ``lifetimes``.
         self.times: list[int] = []
         self.lifetimes: list[Lifetime] = []
-        #: The widest window of a load, in ns; at least 1 where two are of one time.
-        self.widest_window = 0
+        #: The widest window of a load, in ns. At least 1 where two are of one time or ends are
+        #: not known: where it is 0, the last one loaded has the address.
+        self.widest_window = int(open_ended)
 
     def append(self, lifetime: Lifetime) -> None:
         """Take in a lifetime, most often the latest."""
@@ -109,30 +110,29 @@ WIDE = 1 << 16
 
 
 class AddressIndex:
-    """All lifetimes by start, by center and by chunk; the open-ended ones by page."""
+    """All lifetimes by start, and their buckets by chunk and by page."""
 
     def __init__(self) -> None:
+        #: The number of lifetimes.
+        self.count = 0
         #: Start address to all that ever started there, in load order.
         self.starts: dict[int, list[Lifetime]] = {}
         #: Chunk number to the buckets whose symbols reach into it.
         self.by_chunk: dict[int, list[Bucket]] = {}
-        #: Page number to the buckets of wide symbols.
+        #: The same by page number, of symbols that are wide or whose end is not known.
         self.by_page: dict[int, list[Bucket]] = {}
-        #: Page number to the starts of open-ended symbols that may reach into it.
-        self.open_pages: dict[int, list[int]] = {}
         #: Numbers of the areas of 2 MB in which BPF symbols started.
         self.areas: set[int] = set()
         #: Page number to all starts in it, ascending.
         self._starts_in: dict[int, list[int]] = {}
-        #: The number of lifetimes.
-        self.count = 0
         self._by_center: dict[int, Bucket] = {}
         self._wide_by_center: dict[int, Bucket] = {}
+        self._open_by_start: dict[int, Bucket] = {}
 
     def insert(self, lifetime: Lifetime) -> None:
         self.count += 1
         symbol = lifetime.symbol
-        start, end = symbol.start, symbol.end
+        start = symbol.start
         same_start = self.starts.get(start)
         if same_start is None:
             self.starts[start] = [lifetime]
@@ -143,20 +143,14 @@ class AddressIndex:
             same_start.append(lifetime)
         else:
             same_start.insert(insertion_point(same_start, lifetime), lifetime)
-        if lifetime.open_ended:
-            for page in range(start >> PAGE_SHIFT, ((end - 1) >> PAGE_SHIFT) + 1):
-                starts = self.open_pages.setdefault(page, [])
-                if start not in starts:
-                    starts.append(start)
-            return
-        center = center_of(start, end)
-        by_center, listed, shift = self._by_center, self.by_chunk, CHUNK_SHIFT
-        if end - start > WIDE:
-            by_center, listed, shift = self._wide_by_center, self.by_page, PAGE_SHIFT
-        bucket = by_center.get(center)
-        first, last = start >> shift, (end - 1) >> shift
+        buckets, key = self._place(lifetime)
+        listed, shift = self.by_page, PAGE_SHIFT
+        if buckets is self._by_center:
+            listed, shift = self.by_chunk, CHUNK_SHIFT
+        bucket = buckets.get(key)
+        first, last = start >> shift, (symbol.end - 1) >> shift
         if bucket is None:
-            bucket = by_center[center] = Bucket(first, first - 1)
+            bucket = buckets[key] = Bucket(first, lifetime.open_ended)
         if first < bucket.first or last > bucket.last:
             _enlist(listed, bucket, first, last)
         bucket.append(lifetime)
@@ -164,13 +158,19 @@ class AddressIndex:
     def remove(self, lifetime: Lifetime) -> None:
         """Take a lifetime out; its times and symbol must still be those it went in with."""
         self.count -= 1
-        symbol = lifetime.symbol
-        same_start = self.starts[symbol.start]
+        same_start = self.starts[lifetime.symbol.start]
         del same_start[index_of(same_start, lifetime)]
-        if not lifetime.open_ended:
-            is_wide = symbol.end - symbol.start > WIDE
-            by_center = self._wide_by_center if is_wide else self._by_center
-            by_center[center_of(symbol.start, symbol.end)].remove(lifetime)
+        buckets, key = self._place(lifetime)
+        buckets[key].remove(lifetime)
+
+    def _place(self, lifetime: Lifetime) -> tuple[dict[int, Bucket], int]:
+        """Where the bucket of a lifetime is kept: by its center, or by its start."""
+        start, end = lifetime.symbol.start, lifetime.symbol.end
+        if lifetime.open_ended:
+            return self._open_by_start, start
+        level = (start ^ end).bit_length() - 1
+        is_wide = end - start > WIDE
+        return self._wide_by_center if is_wide else self._by_center, end >> level << level
 
     def buckets_at(self, address: int) -> Sequence[Bucket]:
         """The buckets of all lifetimes over an address, and maybe of some nearby."""
@@ -192,12 +192,11 @@ class AddressIndex:
         return not self.areas.isdisjoint(range(number - nodes, number + nodes + 1))
 
     def starting_between(self, low: int, high: int) -> Iterator[list[Lifetime]]:
-        """What started from ``high`` down to ``low``, inclusive, on pages of ``open_pages``."""
+        """What started from ``high`` down to ``low``, inclusive."""
         for page in range(high >> PAGE_SHIFT, (low >> PAGE_SHIFT) - 1, -1):
-            if page in self.open_pages:
-                starts = self._starts_in.get(page, [])
-                within = starts[bisect_left(starts, low) : bisect_right(starts, high)]
-                yield from [self.starts[start] for start in reversed(within)]
+            starts = self._starts_in.get(page, [])
+            within = starts[bisect_left(starts, low) : bisect_right(starts, high)]
+            yield from [self.starts[start] for start in reversed(within)]
 
 
 def _enlist(listed: dict[int, list[Bucket]], bucket: Bucket, first: int, last: int) -> None:
@@ -206,9 +205,3 @@ def _enlist(listed: dict[int, list[Bucket]], bucket: Bucket, first: int, last: i
         listed.setdefault(number, []).append(bucket)
     bucket.first = min(first, bucket.first)
     bucket.last = max(last, bucket.last)
-
-
-def center_of(start: int, end: int) -> int:
-    """The address above ``start``, up to ``end``, with the most trailing zero bits."""
-    level = (start ^ end).bit_length() - 1
-    return end >> level << level

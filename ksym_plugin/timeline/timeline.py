@@ -125,7 +125,6 @@ class Timeline:
         self._by_chunk = self._index.by_chunk
         self._by_page = self._index.by_page
         self._starts = self._index.starts
-        self._open_pages = self._index.open_pages
 
     @property
     def count(self) -> int:
@@ -135,8 +134,7 @@ class Timeline:
     @property
     def extent(self) -> int:
         """Grows when symbols come where none was: then a cached miss is no longer valid."""
-        now = len(self._by_chunk) + len(self._by_page) + len(self._open_pages)
-        return self._extent_before + now
+        return self._extent_before + len(self._by_chunk) + len(self._by_page)
 
     def apply(self, change: Load | Unload | Loss) -> Lifetime | None:
         """Take in one change; the lifetime it began, ended or narrowed, if any.
@@ -170,7 +168,7 @@ class Timeline:
         loaded = -1
         buckets: Sequence[Bucket] = self._by_chunk.get(address >> CHUNK_SHIFT, ())
         if self._by_page:
-            buckets = self._index.buckets_at(address)
+            buckets = (*buckets, *self._by_page.get(address >> PAGE_SHIFT, ()))
         for bucket in buckets:
             if bucket.widest_window:
                 return self._weigh(address, time)
@@ -183,8 +181,6 @@ class Timeline:
                     if times[at - 1] == loaded:
                         return self._weigh(address, time)
                     best, loaded = lifetime, times[at - 1]
-        if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
-            return self._weigh(address, time)
         if best is not None:
             until = best.unloaded_earliest
             if until is not None and time > until:
@@ -196,11 +192,9 @@ class Timeline:
 
     def names_since(self, address: int, since: int) -> set[str]:
         """The names of all that had ``address`` at any time since, or may have run there still."""
-        groups = [bucket.lifetimes for bucket in self._index.buckets_at(address)]
-        groups += [self._starts[at] for at in self._open_pages.get(address >> PAGE_SHIFT, ())]
         names = set()
-        for lifetimes in groups:
-            for lifetime in reversed(lifetimes):
+        for bucket in self._index.buckets_at(address):
+            for lifetime in reversed(bucket.lifetimes):
                 symbol, ended = lifetime.symbol, lifetime.unloaded_latest
                 may_run = ended is None or ended + grace(lifetime) >= since
                 if may_run and symbol.start <= address < symbol.end:
@@ -271,6 +265,7 @@ class Timeline:
         """``at`` where windows, ties or symbols without a known end have to be weighed."""
         best: Lifetime | None = None
         rivals: list[Lifetime] = []
+        images: list[Lifetime] = []
         buckets = self._index.buckets_at(address)
         for bucket in buckets:
             times = bucket.times
@@ -278,14 +273,22 @@ class Timeline:
             if at < len(times) and times[at] - bucket.widest_window <= time:
                 rivals += _possible(bucket.lifetimes[at : at + _MOST_RIVALS], address, time)
             for lifetime in _last_covering(bucket, at, address):
-                if best is None or not are_tied(lifetime, best):
-                    best = lifetime if best is None or loaded_after(lifetime, best) else best
-                else:
+                if lifetime.open_ended:
+                    images.append(lifetime)
+                elif best is not None and are_tied(lifetime, best):
                     rivals.append(lifetime)
+                elif best is None or loaded_after(lifetime, best):
+                    best = lifetime
         if best is not None and self._has_left(best, address, time):
             best = None
-        if self._open_pages and (address >> PAGE_SHIFT) in self._open_pages:
-            return self._with_open_ended(address, time, best, rivals)
+        for image in sorted(images, key=lambda life: life.symbol.start, reverse=True):
+            if not self._reaches(image, address, time) or self._has_left(image, address, time):
+                continue
+            is_newer = best is None or outranks(image, best, time)
+            if is_newer is None:
+                return None, AMBIGUOUS
+            best = image if is_newer else best
+        rivals = [one for one in rivals if self._reaches(one, address, time)]
         return self._settle(address, best, rivals, time, bool(buckets))
 
     def _hit(self, lifetime: Lifetime, time: int) -> Answer:
@@ -333,33 +336,6 @@ class Timeline:
         )
         return self._hit(longest, time)
 
-    def _with_open_ended(
-        self, address: int, time: int, best: Lifetime | None, rivals: list[Lifetime]
-    ) -> Answer:
-        """Weigh the symbols whose end is only an upper bound against the others."""
-        reaching: list[Lifetime] = []
-        for start in self._open_pages[address >> PAGE_SHIFT]:
-            if start > address:
-                continue
-            same_start = self._starts[start]
-            at = loaded_by(same_start, time)
-            reaching += same_start[max(at - 1, 0) : at]
-            rivals += _possible(same_start[at : at + _MOST_RIVALS], address, time)
-        reaching = [
-            image
-            for image in reaching
-            if self._reaches(image, address, time) and not self._has_left(image, address, time)
-        ]
-        for image in sorted(reaching, key=lambda life: life.symbol.start, reverse=True):
-            is_newer = best is None or outranks(image, best, time)
-            if is_newer is None:
-                return None, AMBIGUOUS
-            best = image if is_newer else best
-        rivals = [
-            rival for rival in rivals if not rival.open_ended or self._reaches(rival, address, time)
-        ]
-        return self._settle(address, best, rivals, time, True)
-
     def _has_left(self, lifetime: Lifetime, address: int, time: int) -> bool:
         """Whether a lifetime no longer owns ``address`` at ``time``."""
         # How far one without a known end reached is not known: as far as is asked for.
@@ -374,12 +350,13 @@ class Timeline:
         if not is_last and same_start[loaded_by(same_start, time) - 1] is not lifetime:
             return True
         for bucket in self._index.buckets_at(start):
-            if bucket.times[-1] < loaded or bucket.lifetimes[-1] is lifetime:
+            times = bucket.times
+            if not times or times[-1] < loaded or bucket.lifetimes[-1] is lifetime:
                 continue
-            at = bisect_right(bucket.times, time)
+            at = bisect_right(times, time)
             other = bucket.lifetimes[at - 1]
-            is_below = other.symbol.start < start < other.symbol.end
-            if at and is_below and loaded_after(other, lifetime):
+            is_over = other.symbol.start < start < other.symbol.end and not other.open_ended
+            if at and is_over and loaded_after(other, lifetime):
                 return True
         return False
 
@@ -403,25 +380,22 @@ class Timeline:
             last = bisect_right(bucket.times, time)
             first = max(last - _MOST_RIVALS, 0)
             for other in reversed(bucket.lifetimes[first:last]):
-                if other.loaded_latest < since:
-                    break
                 symbol = other.symbol
+                # How far one without a known end reaches is not known.
+                is_below = other.open_ended and symbol.start < start
+                if is_below or other.loaded_latest < since:
+                    break
                 if symbol.start < end and start < symbol.end and loaded_after(other, lifetime):
                     return True
             else:
                 if first:
                     return True
-        for same_start in self._index.starting_between(start, end - 1):
-            at = loaded_by(same_start, time)
-            other = same_start[at - 1]
-            if at and other is not lifetime and loaded_after(other, lifetime):
-                return True
         return False
 
     def _reaches(self, image: Lifetime, address: int, time: int) -> bool:
-        """Whether an open-ended symbol can extend to ``address``."""
-        if not image.open_ended or image.symbol.end <= address:
-            return False
+        """Whether a symbol over ``address`` by its report can extend to it."""
+        if not image.open_ended:
+            return True
         for same_start in self._index.starting_between(image.symbol.start + 1, address):
             at = loaded_by(same_start, time)
             if at and coexisted(same_start[at - 1], image):
