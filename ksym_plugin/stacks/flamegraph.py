@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ksym_plugin.stacks.frames import FrameTable, Stack, Stacks
+    from ksym_plugin.stacks.frames import FrameTable, Stacks
 
 #: Far more than any unwinder walks; deeper frames are left out.
 MOST_DEEP = 2000
@@ -78,7 +78,11 @@ def _closed(stacks: Stacks) -> Iterator[Box]:
     """All boxes, each when it is complete, the root last."""
     path = [Box(0, 0, -1)]
     now: float = 0
-    for stack in _in_order(stacks):
+    texts = stacks.table.frames
+    by_text = sorted(range(len(texts)), key=lambda number: texts[number].text)
+    ranks = {number: rank for rank, number in enumerate(by_text)}
+    # By the texts of the frames: those that begin alike are together.
+    for stack in sorted(stacks.counts, key=lambda stack: [ranks[number] for number in stack]):
         frames = stack[:MOST_DEEP]
         shared = 0
         for box, frame in zip(path[1:], frames):
@@ -98,14 +102,6 @@ def _close(path: list[Box], depth: int, now: float) -> Iterator[Box]:
         box = path.pop()
         box.total = now - box.start
         yield box
-
-
-def _in_order(stacks: Stacks) -> list[Stack]:
-    """The stacks in the order of their frames' texts; those that begin alike are together."""
-    frames = stacks.table.frames
-    by_text = sorted(range(len(frames)), key=lambda number: frames[number].text)
-    ranks = {number: rank for rank, number in enumerate(by_text)}
-    return sorted(stacks.counts, key=lambda stack: [ranks[number] for number in stack])
 
 
 WIDTH = 1200

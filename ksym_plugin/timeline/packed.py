@@ -40,7 +40,14 @@ def unpack_columns(data: bytes, groups: Sequence[int]) -> tuple[list[array[int]]
 
     ``groups`` says how many columns each group has.
     """
-    plain = _decompressed(data)
+    unpacker = zlib.decompressobj()
+    try:
+        plain = unpacker.decompress(data, _MOST_BYTES)
+    except zlib.error:
+        plain = b""
+    if not unpacker.eof:
+        # It is damaged, cut off or too long.
+        plain = b""
     words = portable(array("I", plain[: len(plain) // _WORD * _WORD]))
     sizes = [size for size, columns in zip(words, groups) for _ in range(columns)]
     at = len(groups)
@@ -51,16 +58,6 @@ def unpack_columns(data: bytes, groups: Sequence[int]) -> tuple[list[array[int]]
         columns.append(words[at : at + size])
         at += size
     return columns, plain[_WORD * at :].split(b"\0")
-
-
-def _decompressed(data: bytes) -> bytes:
-    """The bytes that ``data`` was made of; none if it is damaged, cut off or too long."""
-    unpacker = zlib.decompressobj()
-    try:
-        plain = unpacker.decompress(data, _MOST_BYTES)
-    except zlib.error:
-        return b""
-    return plain if unpacker.eof else b""
 
 
 def portable(words: array[int]) -> array[int]:

@@ -48,7 +48,12 @@ class Pairing:
         same_start = self.index.starts.get(unload.start)
         lifetime = None if same_start is None else _match(same_start, unload)
         if lifetime is None:
-            self._keep_orphan(unload)
+            waiting = self._orphans.setdefault(unload.start, [])
+            waiting.append(unload)
+            if len(waiting) > _MOST_AT_ONE_START:
+                del waiting[0]
+            if len(self._orphans) > _MOST_ORPHANS:
+                del self._orphans[next(iter(self._orphans))]
             return None
         displaced = _end(lifetime, unload)
         self._redate(lifetime)
@@ -107,14 +112,6 @@ class Pairing:
         lifetime = self.unload(unload)
         if lifetime is not None:
             self.disturbed.append(lifetime)
-
-    def _keep_orphan(self, unload: Unload) -> None:
-        waiting = self._orphans.setdefault(unload.start, [])
-        waiting.append(unload)
-        if len(waiting) > _MOST_AT_ONE_START:
-            del waiting[0]
-        if len(self._orphans) > _MOST_ORPHANS:
-            del self._orphans[next(iter(self._orphans))]
 
 
 def _match(same_start: list[Lifetime], unload: Unload) -> Lifetime | None:
