@@ -14,7 +14,7 @@ from math import inf
 from ksym_plugin.perf.fold import format_function
 from ksym_plugin.perf.namer import format_name
 from ksym_plugin.stacks.names import encode_name
-from ksym_plugin.timeline.index import PAGE_SHIFT, AddressIndex
+from ksym_plugin.timeline.index import AddressIndex
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Resolver, named
 from ksym_plugin.timeline.symbols import EXACT, Frame, Reason
 
@@ -141,15 +141,14 @@ class Repairer:
             for lifetime in self._history.lifetimes():
                 self._index.insert(lifetime)
         index = self._index
-        for start in index.open_pages.get(address >> PAGE_SHIFT, ()):
-            # What was loaded beside an image lies behind its true end.
-            beside = _Neighbours(chain(*index.starting_between(start + 1, address)))
-            images = (one for one in index.starts[start] if one.open_ended)
-            for image in images:
-                if _is_over(image, address) and not beside.coexisted(image):
-                    yield image
         for bucket in index.buckets_at(address):
-            yield from (one for one in bucket.lifetimes if _is_over(one, address))
+            found = [one for one in bucket.lifetimes if _is_over(one, address)]
+            if found and found[0].open_ended:
+                # What was loaded beside an image lies behind its true end.
+                start = found[0].symbol.start
+                beside = _Neighbours(chain(*index.starting_between(start + 1, address)))
+                found = [image for image in found if not beside.coexisted(image)]
+            yield from found
 
 
 def _is_over(lifetime: Lifetime, address: int) -> bool:

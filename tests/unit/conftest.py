@@ -31,7 +31,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-@pytest.fixture(scope="session")
+#: A module's: other tests see to it that no child process is left.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[chromium.Chromium]:
     if chromium.find() is None:
         lack("there is no Chromium (Debian: apt-get install chromium)")
@@ -43,7 +44,7 @@ def browser() -> Iterator[chromium.Chromium]:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def speedscope(browser: chromium.Chromium) -> viewers.Speedscope:
     if not viewers.SPEEDSCOPE.is_dir():
         lack("speedscope is not in build/viewers (with npm: scripts/setup browser)")
