@@ -100,31 +100,28 @@ def length(ns: int) -> str:
 
 def check_result(path: str | None) -> None:
     """OSError if a result cannot be written there; asked before there is one."""
-    if path in (None, "-") or (os.path.exists(path) and not os.path.isdir(path)):
-        return
-    folder = os.path.dirname(os.path.realpath(path))
-    problem = errno.EISDIR if os.path.isdir(path) else 0
-    if not problem and not os.access(folder, os.W_OK | os.X_OK):
-        problem = errno.EACCES if os.path.isdir(folder) else errno.ENOENT
-    if problem:
-        raise OSError(problem, os.strerror(problem), path)
+    if path not in (None, "-") and not _is_special(path):
+        fd, begun = _begin(path)
+        os.close(fd)
+        os.unlink(begun)
 
 
 @contextlib.contextmanager
 def open_result(path: str | None) -> Iterator[IO[bytes]]:
     """Where a result goes: stdout, or a file that is there whole or not at all.
 
-    What is no regular file (a pipe, /dev/null) is written as it is.
+    What is no regular file (a pipe, /dev/null) is written as it is. click's atomic files
+    would not do: they are put in place also after an error.
     """
     if path is None or path == "-":
         yield sys.stdout.buffer
         return
-    if os.path.exists(path) and not os.path.isfile(path):
+    if _is_special(path):
         with open(path, "wb") as file:
             yield file
         return
     target = os.path.realpath(path)
-    fd, begun = tempfile.mkstemp(prefix=".ksym-", dir=os.path.dirname(target))
+    fd, begun = _begin(path)
     try:
         with open(fd, "wb") as file:
             yield file
@@ -134,6 +131,21 @@ def open_result(path: str | None) -> Iterator[IO[bytes]]:
         with contextlib.suppress(OSError):
             os.unlink(begun)
         raise
+
+
+def _is_special(path: str) -> bool:
+    """Whether it is a pipe or a device, which nothing can take the place of."""
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+
+
+def _begin(path: str) -> tuple[int, str]:
+    """A new file beside the one that it is to replace: its descriptor and its path."""
+    try:
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return tempfile.mkstemp(prefix=".ksym-", dir=os.path.dirname(os.path.realpath(path)))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
 
 
 def _mode_of(path: str) -> int:

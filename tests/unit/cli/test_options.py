@@ -8,7 +8,7 @@ import click
 import pytest
 
 from ksym_plugin.cli import options
-from ksym_plugin.cli.output import Dial, check_result
+from ksym_plugin.cli.output import Dial, check_result, open_result
 from ksym_plugin.kernel.clocks import ClockMap, Instant
 
 
@@ -107,4 +107,16 @@ def test_where_no_result_can_be_written_is_said_before_there_is_one(
         return
     with pytest.raises(OSError, match=problem) as caught:
         check_result(str(tmp_path / path))
+    assert caught.value.filename == str(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    "path, problem", [("", "Is a directory"), ("none/x", "No such file"), ("there/x", "Not a dir")]
+)
+def test_an_error_names_the_file_that_was_asked_for(
+    tmp_path: Path, path: str, problem: str
+) -> None:
+    (tmp_path / "there").touch()
+    with pytest.raises(OSError, match=problem) as caught, open_result(str(tmp_path / path)):
+        pytest.fail("it was opened")
     assert caught.value.filename == str(tmp_path / path)
