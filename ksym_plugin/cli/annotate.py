@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import click
 
 from ksym_plugin.cli import inputs, options
-from ksym_plugin.cli.output import say
+from ksym_plugin.cli.output import say, write_pieces
 from ksym_plugin.history.locate import Choice
-from ksym_plugin.perf.repaint import Annotator
+from ksym_plugin.perf.repaint import Annotator, Renamer
 from ksym_plugin.perf.repair import Repairer
 from ksym_plugin.perf.session import open_history
 from ksym_plugin.perf.text import Cutter
 from ksym_plugin.perf.text_origin import Text, open_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from ksym_plugin.perf.repaint import Renamer
 
 
 @click.command(
@@ -46,19 +41,19 @@ def command(history: Choice, clock: str | None, folded: bool, at: int | None, fi
     """
     if at is not None and not folded:
         raise click.UsageError("--at is for --folded: samples have times of their own")
-    with inputs.open_text(file) as text:
+    with click.open_file(file, "rb") as stream:
         if folded:
-            _repair(text, history, at, clock)
+            _repair(Text(stream), history, at, clock)
         else:
-            _annotate(text, history, clock)
+            _annotate(Text(stream), history, clock)
 
 
 def _annotate(text: Text, history: Choice, clock: str | None) -> None:
     with open_text(text, history, clock) as (_, renamer):
         annotator = Annotator(renamer)
         try:
-            _write(map(annotator.feed, text.pieces()))
-            _write([annotator.close()])
+            write_pieces(map(annotator.feed, text.pieces()), sys.stdout.buffer)
+            write_pieces([annotator.close()], sys.stdout.buffer)
         except KeyboardInterrupt:  # This is how an endless text ends.
             _say_tally(renamer)
             raise
@@ -66,8 +61,7 @@ def _annotate(text: Text, history: Choice, clock: str | None) -> None:
 
 
 def _say_tally(renamer: Renamer) -> None:
-    for line in renamer.report():
-        say(line)
+    say(*renamer.report())
     if renamer.tally.unparsed and not renamer.tally.frames:
         say("nothing was repaired; if this is folded stacks, say --folded")
 
@@ -79,9 +73,8 @@ def _repair(text: Text, history: Choice, at: int | None, clock: str | None) -> N
         time_ns = None if at is None else session.time(at, clock)
         statics = inputs.kallsyms(needed=False) if session.is_this_boot else None
         repairer = Repairer(session.history, statics, time_ns)
-        _write(_repaired(text, repairer))
-        for line in repairer.tally():
-            say(line)
+        write_pieces(_repaired(text, repairer), sys.stdout.buffer)
+        say(*repairer.tally())
 
 
 def _repaired(text: Text, repairer: Repairer) -> Iterator[bytes]:
@@ -92,10 +85,3 @@ def _repaired(text: Text, repairer: Repairer) -> Iterator[bytes]:
             whole = b"\n".join(map(repairer.line, whole[:-1].split(b"\n"))) + b"\n"
         yield before + whole + after
     yield repairer.line(cutter.rest())
-
-
-def _write(pieces: Iterable[bytes]) -> None:
-    """Write each piece at once: whoever reads may be waiting for it."""
-    for piece in pieces:
-        sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import IO
 
 import click
 
 from ksym_plugin.cli import options
 from ksym_plugin.cli.output import Failure, open_result, plural, say
 from ksym_plugin.stacks import flamegraph, folded, speedscope
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import IO
-
-    from ksym_plugin.stacks.frames import Stacks
+from ksym_plugin.stacks.frames import Stacks
 
 #: A longer line holds no stack. A file without line ends must not fill the memory.
 _LONGEST = 1 << 24

@@ -5,38 +5,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
-from typing import TYPE_CHECKING
+from typing import IO, Optional
 
 import click
 
-from ksym_plugin.cli import inputs, options
+from ksym_plugin.cli import options
+from ksym_plugin.cli.inputs import read_all
 from ksym_plugin.cli.output import plural, say
 from ksym_plugin.history.locate import Choice
-from ksym_plugin.kernel.worker import Worker
+from ksym_plugin.kernel.worker import Connection, Worker
 from ksym_plugin.perf import text as grammar
-from ksym_plugin.perf.fold import Folder, FoldOptions, Sums
-from ksym_plugin.perf.text_origin import open_renamer
+from ksym_plugin.perf.fold import Folder, FoldOptions
+from ksym_plugin.perf.repaint import Renamer
+from ksym_plugin.perf.text_origin import Text, open_renamer
 from ksym_plugin.timeline.errors import KsymError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import IO, Optional
-
-    from ksym_plugin.kernel.worker import Connection
-    from ksym_plugin.perf.namer import Tally
-    from ksym_plugin.perf.repaint import Renamer
-
-    Range = tuple[int, int]
-    #: ``--history`` and ``--clock``.
-    Naming = tuple[Choice, Optional[str]]
-    #: A part's stacks, its tally, and why the running system was not asked.
-    Folded = tuple[Sums, Optional[Tally], str]
+Range = tuple[int, int]
+#: ``--history`` and ``--clock``.
+Naming = tuple[Choice, Optional[str]]
 
 _CHUNK = 1 << 20
 #: A smaller part is not worth a process.
 _SMALLEST = 4 << 20
-_BLANK = b"\n\n"
+#: A blank line, and the line behind it.
+_BLANK = re.compile(rb"(?<=\n)\n(?=(.*\n))")
 
 
 def ranges_of(path: str, number: int) -> list[Range]:
@@ -45,25 +39,18 @@ def ranges_of(path: str, number: int) -> list[Range]:
         return []
     size = os.path.getsize(path)
     number = min(number, size // _SMALLEST)
-    cuts = {0, size}
     with open(path, "rb") as file:
-        for at in range(1, number):
-            cuts.add(_sample_after(file, at * size // number, size))
-    ends = sorted(cuts)
+        cuts = {_sample_after(file, at * size // number, size) for at in range(1, number)}
+    ends = sorted({0, *cuts, size})
     return list(zip(ends, ends[1:]))
 
 
 def _sample_after(file: IO[bytes], at: int, size: int) -> int:
     """Where the first sample begins that has a blank line before it; the end if none is near."""
     file.seek(at)
-    chunk = file.read(_CHUNK)
-    blank = chunk.find(_BLANK)
-    while blank >= 0:
-        begin = blank + len(_BLANK)
-        line = chunk[begin : chunk.find(b"\n", begin) + 1]
-        if line and grammar.header(line) is not None:
-            return at + begin
-        blank = chunk.find(_BLANK, blank + 1)
+    for blank in _BLANK.finditer(file.read(_CHUNK)):
+        if grammar.header(blank[1]) is not None:
+            return at + blank.end()
     return size
 
 
@@ -80,49 +67,35 @@ def fold(
         workers: list[Worker] = []
         for part in parts:
             # What a part needs is read from the file there: nothing open is shared.
-            fold_part = functools.partial(_fold_part, how, path, part, naming)
-            workers.append(Worker(functools.partial(_send, fold_part), is_forked=True))
+            serve = functools.partial(_fold_part, how, path, part, naming)
+            workers.append(Worker(serve, is_forked=True))
             stack.callback(workers[-1].close)
         for worker in workers:
-            sums, tally, problem = _result(worker)
+            try:
+                sums, tally, problem = worker.receive()
+            except EOFError:
+                raise KsymError(
+                    "a process that folded a part of the text was killed", "take fewer --jobs"
+                ) from None
             folder.sums.add(sums)
-            if renamer is not None and tally is not None:
+            if renamer is not None:
                 renamer.tally.add(tally)
                 renamer.namer.problem = renamer.namer.problem or problem
 
 
-def _send(fold_part: Callable[[], Folded], owner: Connection) -> None:
-    owner.send(fold_part())
-
-
-def _result(worker: Worker) -> Folded:
-    """What it has folded; KsymError or OSError if it could not."""
-    try:
-        folded: Folded = worker.receive()
-    except EOFError:
-        raise KsymError(
-            "a process that folded a part of the text was killed", "take fewer --jobs"
-        ) from None
-    return folded
-
-
-def _fold_part(how: FoldOptions, path: str, part: Range, naming: Naming) -> Folded:
+def _fold_part(how: FoldOptions, path: str, part: Range, naming: Naming, owner: Connection) -> None:
+    """Send the part's stacks, its tally, and why the running system was not asked."""
     begin, end = part
-    with inputs.open_text(path) as text, open_renamer(text, *naming, _say_nothing) as renamer:
+    # What there is to say the first process has said already.
+    with open(path, "rb") as file, open_renamer(Text(file), *naming, lambda _: None) as renamer:
         folder = Folder(how, renamer)
-        with open(path, "rb") as file:
-            file.seek(begin)
-            while chunk := file.read(min(_CHUNK, end - begin)):
-                begin += len(chunk)
-                folder.read(chunk)
+        file.seek(begin)
+        while chunk := file.read(min(_CHUNK, end - begin)):
+            begin += len(chunk)
+            folder.read(chunk)
         folder.end()
-        if renamer is None:
-            return folder.sums, None, ""
-        return folder.sums, renamer.tally, renamer.namer.problem
-
-
-def _say_nothing(_: str) -> None:
-    """The first process has said it already."""
+        told = (None, "") if renamer is None else (renamer.tally, renamer.namer.problem)
+        owner.send((folder.sums, *told))
 
 
 @click.command(
@@ -172,28 +145,23 @@ def command(
     Where there is a history, kernel frames are repaired first, as by ksym annotate, whose
     output is taken as well.
     """
-    how = FoldOptions(
-        kernel=kernel or every,
-        jit=jit or every,
-        samples=weight == "samples",
-        **flags,
-    )
-    with inputs.open_text(file) as text, open_renamer(text, history, clock) as renamer:
-        folder = Folder(how, renamer)
-        ranges = ranges_of(file, jobs)
-        if len(ranges) > 1:
-            fold(folder, how, file, ranges, (history, clock), renamer)
-        else:
-            for piece in text.pieces():
-                folder.read(piece)
-            folder.end()
-        report = renamer.report() if renamer is not None else []
+    samples = weight == "samples"
+    how = FoldOptions(kernel=kernel or every, jit=jit or every, samples=samples, **flags)
+    with click.open_file(file, "rb") as stream:
+        text = Text(stream)
+        with open_renamer(text, history, clock) as renamer:
+            folder = Folder(how, renamer)
+            ranges = ranges_of(file, jobs)
+            if len(ranges) > 1:
+                fold(folder, how, file, ranges, (history, clock), renamer)
+            else:
+                read_all(folder, text.pieces())
+            report = renamer.report() if renamer is not None else []
     counts = folder.sums.counts
     chosen = counts.choose(event.encode("utf-8", "surrogateescape") if event else None)
     sys.stdout.buffer.writelines(folder.sums.lines(chosen))
     sys.stdout.buffer.flush()
-    for line in report:
-        say(line)
+    say(*report)
     if chosen is not None and counts.others(chosen):
         say(counts.others(chosen))
     if folder.sums.unparsed:

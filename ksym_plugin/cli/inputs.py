@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
-
-import click
+from collections.abc import Iterable
 
 from ksym_plugin.cli.output import say
+from ksym_plugin.history.reader import BootHistory
 from ksym_plugin.kernel import identity, snapshot, vmlinux
+from ksym_plugin.kernel.dwarf import ImageLines
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
-from ksym_plugin.kernel.vmlinux import check_image, open_image, open_lines
-from ksym_plugin.perf.text_origin import Text
+from ksym_plugin.kernel.vmlinux import Image
+from ksym_plugin.perf.data import Recorded
+from ksym_plugin.perf.repaint import StackReader
 from ksym_plugin.timeline.errors import HistoryError, KallsymsError, KsymError, SourceError
 from ksym_plugin.timeline.symbols import Lifetime
 from ksym_plugin.timeline.timeline import Timeline
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ksym_plugin.history.reader import BootHistory
-    from ksym_plugin.kernel.dwarf import ImageLines
-    from ksym_plugin.kernel.vmlinux import Image
-    from ksym_plugin.perf.data import Recorded
 
 
 def lifetimes() -> list[Lifetime]:
@@ -67,6 +60,13 @@ def no_history() -> KsymError:
     )
 
 
+def read_all(reader: StackReader, pieces: Iterable[bytes]) -> None:
+    """Have the whole of perf's text read."""
+    for piece in pieces:
+        reader.read(piece)
+    reader.end()
+
+
 def open_kernel(
     path: str | None,
     with_lines: bool,
@@ -91,11 +91,16 @@ def open_kernel(
                 f"name its vmlinux with --vmlinux, or servers in ${vmlinux.SERVERS}",
             )
         path = vmlinux.download(build_id or "")
-    image = open_image(path, text_start, build_id, statics, say)
-    lines = open_lines(image, say) if with_lines else None
+    image = vmlinux.open_image(path, text_start, build_id, statics, say)
+    return image, open_lines(image, stack) if with_lines else None
+
+
+def open_lines(image: Image | None, stack: contextlib.ExitStack) -> ImageLines | None:
+    """The source lines of the kernel; None without a file, or, with a message, if it has none."""
+    lines = None if image is None else vmlinux.open_lines(image, say)
     if lines is not None:
         stack.callback(lines.close)
-    return image, lines
+    return lines
 
 
 def vmlinux_for_data(path: str | None, with_lines: bool, recorded: Recorded) -> str | None:
@@ -105,22 +110,15 @@ def vmlinux_for_data(path: str | None, with_lines: bool, recorded: Recorded) -> 
     only if lines are wanted and there are some. If they fail, that is a message, no error.
     """
     if path is not None:
-        check_image(path, recorded.build_id)
+        vmlinux.check_image(path, recorded.build_id)
         return path
     build_id = recorded.build_id
     if not (with_lines and vmlinux.has_servers() and build_id and recorded.text_start):
         return None
     try:
         found = vmlinux.download(build_id)
-        check_image(found, build_id)
+        vmlinux.check_image(found, build_id)
     except KsymError as error:
         say(f"only BPF frames get source lines: {error}")
         return None
     return found
-
-
-@contextlib.contextmanager
-def open_text(path: str) -> Iterator[Text]:
-    """A text from a file, or from stdin for ``-``."""
-    with click.open_file(path, "rb") as stream:
-        yield Text(stream)

@@ -8,17 +8,14 @@ import json
 import os
 import sys
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
 
 import click
 
 from ksym_plugin.cli.options import SECOND
 from ksym_plugin.kernel.clocks import MONOTONIC, PERF, ClockMap
 from ksym_plugin.stacks.names import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import IO, Any
 
 #: Times are shown to the microsecond, as perf shows them. A narrower window is not shown.
 _RESOLUTION = 1_000
@@ -31,16 +28,22 @@ class Failure(click.ClickException):
         say(self.message)
 
 
-def say(sentence: str) -> None:
-    """Print a message on stderr: what the user should know and is no result."""
-    click.echo(f"ksym: {printable(sentence)}", err=True)
+def say(*sentences: str) -> None:
+    """Print messages on stderr: what the user should know and is no result."""
+    for sentence in sentences:
+        click.echo(f"ksym: {printable(sentence)}", err=True)
 
 
 def write_lines(lines: Iterable[str]) -> None:
     """Write results, each on a line of its own and clean."""
-    write = sys.stdout.write
-    for line in lines:
-        write(printable(line) + "\n")
+    sys.stdout.writelines(printable(line) + "\n" for line in lines)
+
+
+def write_pieces(pieces: Iterable[bytes], result: IO[bytes]) -> None:
+    """Write each piece at once: whoever reads may be waiting for it."""
+    for piece in pieces:
+        result.write(piece)
+        result.flush()
 
 
 def write_json(value: object) -> None:

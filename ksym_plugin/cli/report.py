@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from typing import Any, Callable
 
 import click
 
-from ksym_plugin.cli import options
+from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import Failure, say, write_json, write_lines
-from ksym_plugin.cli.script import count, open_data, open_names
+from ksym_plugin.cli.script import open_data
+from ksym_plugin.history.locate import Choice
 from ksym_plugin.perf import report, session
-from ksym_plugin.perf.script import STACKS, Child, Request
+from ksym_plugin.perf.script import STACKS, Child, Input, Request, clocks
 from ksym_plugin.perf.stack_output import ReportOutput, TextStacks
 from ksym_plugin.stacks.account import lived, loader
 from ksym_plugin.timeline.errors import KsymError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
-    from ksym_plugin.history.locate import Choice
-    from ksym_plugin.perf.script import Input
+from ksym_plugin.timeline.resolver import Locator
 
 _ROW = "{:>7}  {:>8}  {:>13}  {:>13}  {:>8}  {:>13}  {:18}  {:20}  {:20}  {}"
 _HEAD = _ROW.format(
@@ -141,17 +137,15 @@ def by_text(
 ) -> tuple[list[dict[str, Any]], int]:
     """The same of the text that perf script prints. KsymError if there is no perf."""
     output = ReportOutput()
-    with contextlib.ExitStack() as stack:
-        known = session.open_session(history, source.path, source.recorded, clock)
-        stack.enter_context(known)
-        renamer, locator = open_names(source, known, clock, None, False, stack)
-        perf = stack.enter_context(Child(source, [*STACKS, *request.options]))
-        try:
-            count(perf, TextStacks(renamer, output, locator))
-            status = perf.status()
-        finally:
-            for line in renamer.report():
-                say(line)
+    with session.open_session(history, source.path, source.recorded, clock) as known:
+        renamer = known.renamer(clocks(source.recorded, known, clock))
+        stacks = TextStacks(renamer, output, Locator(known.lines))
+        with Child(source, [*STACKS, *request.options]) as perf:
+            try:
+                inputs.read_all(stacks, perf.pieces())
+                status = perf.status()
+            finally:
+                say(*renamer.report())
     documents = output.account.documents()
     if status and not documents:
         raise Failure(f"perf script failed (status {status}); see above")

@@ -5,28 +5,22 @@ from __future__ import annotations
 import contextlib
 import string
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import Dial, hexadecimal, say, write_json, write_lines
 from ksym_plugin.history.locate import Choice, describe
+from ksym_plugin.history.reader import BootHistory
 from ksym_plugin.kernel.bpf_prog import LiveLines
-from ksym_plugin.perf.session import Live, open_history
+from ksym_plugin.kernel.kallsyms import Kallsyms
+from ksym_plugin.perf.session import Live, Session, open_history
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import Locator, Resolver
-from ksym_plugin.timeline.symbols import EXACT, Frame
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
-    from ksym_plugin.history.reader import BootHistory
-    from ksym_plugin.kernel.kallsyms import Kallsyms
-    from ksym_plugin.perf.session import Session
-    from ksym_plugin.timeline.resolver import Lookup
-    from ksym_plugin.timeline.symbols import Reason
+from ksym_plugin.timeline.symbols import EXACT, Frame, Reason
+from ksym_plugin.timeline.timeline import Timeline
 
 _UNRECORDED = "BPF symbols have no names here: there is no history of that time (see ksym record)"
 _DIGITS = frozenset(string.hexdigits)
@@ -62,7 +56,7 @@ def command(
     the instruction; in a chain, callers with that of the call.
     """
     with open_history(history) as session, contextlib.ExitStack() as stack:
-        lookup: Lookup | None = session.lookup
+        lookup: BootHistory | Live | Timeline | None = session.lookup
         if session.history is not None:
             time_ns, statics = _recorded(session, session.history, at, clock, vmlinux is not None)
         elif at is not None:

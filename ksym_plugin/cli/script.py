@@ -7,13 +7,14 @@ import io
 import itertools
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import IO, TextIO
 
 import click
 
 from ksym_plugin.cli import inputs, options
-from ksym_plugin.cli.output import open_result, say
-from ksym_plugin.kernel.vmlinux import open_lines
+from ksym_plugin.cli.output import open_result, say, write_pieces
+from ksym_plugin.history.locate import Choice
 from ksym_plugin.perf import session
 from ksym_plugin.perf.data import is_piped
 from ksym_plugin.perf.script import (
@@ -29,14 +30,6 @@ from ksym_plugin.perf.stack_output import TextStacks, open_output
 from ksym_plugin.stacks.frames import SAMPLES
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import Locator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import IO, TextIO
-
-    from ksym_plugin.history import locate
-    from ksym_plugin.perf.repaint import Renamer
-    from ksym_plugin.perf.session import Session
 
 _OURS = (
     *("-i", "-H", "-o", "--input", "--history", "--output"),
@@ -123,7 +116,7 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
 def command(
     *,
     data: str | None,
-    history: locate.Choice,
+    history: Choice,
     form: str,
     output: str | None,
     event: str | None,
@@ -154,24 +147,28 @@ def command(
     with contextlib.ExitStack() as stack:
         known = session.open_session(history, source.path, source.recorded, clock)
         stack.enter_context(known)
-        renamer, locator = open_names(source, known, clock, file, with_lines, stack)
+        kernel = None if file is None else session.open_kernel(file, source.recorded, known)
+        locator = None
+        if with_lines or form not in ("text", "folded"):
+            lines = inputs.open_lines(kernel, stack) if with_lines else None
+            locator = Locator(known.lines, lines)
+        renamer = known.renamer(clocks(source.recorded, known, clock), kernel)
         fields = () if form == "text" else STACKS
         perf = stack.enter_context(Child(source, [*fields, *request.options]))
         result = stack.enter_context(open_result(output))
         try:
             if form == "text":
-                printed = ScriptText(renamer, request, event, locator if with_lines else None)
-                _print_text(perf, printed, result)
+                printed = ScriptText(renamer, request, event, locator)
+                write_pieces(map(printed.feed, perf.pieces()), result)
+                result.write(printed.close())
             else:
-                wants_lines = with_lines or form != "folded"
-                used = locator if wants_lines else None
+                title = os.path.basename(source.path or "") or "perf.data"
                 with _as_text(result) as stream:
-                    counted = open_output(form, stream, _title(source), event, weight or SAMPLES)
-                    count(perf, TextStacks(renamer, counted, used))
+                    counted = open_output(form, stream, title, event, weight or SAMPLES)
+                    inputs.read_all(TextStacks(renamer, counted, locator), perf.pieces())
             status = perf.status()
         finally:
-            for line in renamer.report():
-                say(line)
+            say(*renamer.report())
         if status:
             raise click.exceptions.Exit(status)
 
@@ -188,21 +185,6 @@ def open_data(path: str | None) -> Input:
     return source
 
 
-def _print_text(perf: Child, printed: ScriptText, result: IO[bytes]) -> None:
-    """Print each piece at once: whoever reads may be waiting for it."""
-    for piece in perf.pieces():
-        result.write(printed.feed(piece))
-        result.flush()
-    result.write(printed.close())
-
-
-def count(perf: Child, stacks: TextStacks) -> None:
-    """Count the samples of perf's text."""
-    for piece in perf.pieces():
-        stacks.read(piece)
-    stacks.end()
-
-
 @contextlib.contextmanager
 def _as_text(result: IO[bytes]) -> Iterator[TextIO]:
     """Names are printed as they are; the stream below is closed by who opened it."""
@@ -211,28 +193,3 @@ def _as_text(result: IO[bytes]) -> Iterator[TextIO]:
         yield stream
     finally:
         stream.detach()
-
-
-def _title(source: Input) -> str:
-    return os.path.basename(source.path or "") or "perf.data"
-
-
-def open_names(
-    source: Input,
-    known: Session,
-    clock: str | None,
-    file: str | None,
-    with_lines: bool,
-    stack: contextlib.ExitStack,
-) -> tuple[Renamer, Locator]:
-    """What names frames of a perf.data, and what finds their source locations.
-
-    ``file`` is the kernel's. ElfError if it is of another kernel. ``stack`` closes it.
-    """
-    recorded = source.recorded
-    image = None if file is None else session.open_kernel(file, recorded, known)
-    lines = open_lines(image, say) if image is not None and with_lines else None
-    if lines is not None:
-        stack.callback(lines.close)
-    renamer = known.renamer(clocks(recorded, known, clock), image)
-    return renamer, Locator(known.lines, lines)

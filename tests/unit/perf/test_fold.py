@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksym_plugin.cli import fold
+from ksym_plugin.kernel.worker import Worker
 from ksym_plugin.perf import repaint
 from ksym_plugin.perf.fold import Folder, FoldOptions, Sums, format_function
 from ksym_plugin.perf.namer import Tally
@@ -373,7 +374,7 @@ def test_what_goes_wrong_in_a_part_is_said(
 def test_what_the_parts_report_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     tally, by = Tally(), renamer()
     tally.confirmed = 3
-    in_parts(lambda *_: (Sums(), tally, "not asked"), monkeypatch, by)
+    in_parts(lambda *given: given[-1].send((Sums(), tally, "not asked")), monkeypatch, by)
     assert by.tally.confirmed == 6
     assert by.report()[-1] == "not asked"
 
@@ -389,7 +390,7 @@ def test_an_interrupt_ends_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # There are children, and all run.
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fold, "_result", interrupt)
+    monkeypatch.setattr(Worker, "receive", interrupt)
     with pytest.raises(KeyboardInterrupt):
         in_parts(lambda *_: signal.pause(), monkeypatch)
     with pytest.raises(ChildProcessError):
