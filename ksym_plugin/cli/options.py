@@ -74,24 +74,19 @@ def glob(pattern: str) -> str:
     return pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
 
 
-_BOOT = "ksym.boot"
-
-
 def history(command: Command) -> Command:
     """``--history`` and ``--boot``: a ``locate.Choice`` as ``history``."""
     file = click.option(
         "-H",
         "--history",
         metavar="FILE",
-        callback=lambda context, _, path: Choice(path, context.meta.get(_BOOT)),
+        callback=lambda context, _, path: Choice(path, context.params.pop("boot")),
         help="The history; else $KSYM_HISTORY, ksym.db here, or the system's.",
     )
     boot = click.option(
         "--boot",
         metavar="BOOT",
         is_eager=True,  # It comes before the file, with which it makes one value.
-        expose_value=False,
-        callback=lambda context, _, boot: context.meta.__setitem__(_BOOT, boot),
         help="The boot in it, by number or id, where data does not tell which it is from.",
     )
     return file(boot(command))

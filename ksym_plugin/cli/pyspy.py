@@ -6,7 +6,8 @@ import contextlib
 import functools
 import os
 import tempfile
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import click
 
@@ -18,36 +19,25 @@ from ksym_plugin.history import locate
 from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.script import Child, Input
 from ksym_plugin.perf.text_origin import Text, open_renamer
-from ksym_plugin.python import pyspy, pyspy_match, pyspy_perf
+from ksym_plugin.python import pyspy, pyspy_match
+from ksym_plugin.python.pyspy_match import Grafted
+from ksym_plugin.python.pyspy_perf import Hit, Reader
 from ksym_plugin.stacks import flamegraph as picture
 from ksym_plugin.stacks import speedscope
 from ksym_plugin.timeline.errors import KsymError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ksym_plugin.python.pyspy import Log
-    from ksym_plugin.python.pyspy_match import Grafted
-    from ksym_plugin.python.pyspy_perf import Hit, Reader
-
-DEFAULT_OUTPUT = "pyspy.speedscope.json"
 _SECONDS = 10.0
 _SCRIPT_OPTIONS = ("--ns", "--header", "-F", "comm,pid,tid,time,event,ip,sym,symoff,dso")
 _MONOTONIC_REMEDY = "record with: perf record -k CLOCK_MONOTONIC"
 
 
 class Targets(NamedTuple):
-    """The files for results, None for those not wanted; ``force`` gives leaves at any rate."""
+    """The files for results; None and empty are not wanted. ``force``: give leaves at any rate."""
 
-    output: str | None
+    output: str
     folded: str | None
     svg: str | None
     force: bool
-
-    def check(self) -> None:
-        """OSError if one cannot be written: sampling first would be in vain."""
-        for path in (self.output, self.folded, self.svg):
-            check_result(path)
 
     def write(self, grafted: Grafted, title: str) -> None:
         stacks = grafted.stacks
@@ -61,38 +51,25 @@ class Targets(NamedTuple):
             flamegraph.write(picture.draw(stacks, title), self.svg)
 
 
-class Files(NamedTuple):
-    """The files of a recording: perf's data or text, py-spy's file and log, the history."""
-
-    perf: str
-    pyspy: str
-    log: str | None
-    info: RecordingInfo
-    history: locate.Choice
-
-
-def target_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Options for the results; the command gets them as ``targets``."""
-
-    @functools.wraps(function)
-    def with_targets(output: str, folded: str, svg: str, force: bool, **others: object) -> None:
-        function(targets=Targets(output, folded, svg, force), **others)
-
-    for option in (
-        click.option("--force", is_flag=True, help="Give leaves also where the self-check fails."),
-        click.option("--svg", metavar="FILE", help="Draw a flame graph too."),
-        click.option("--folded", metavar="FILE", help="Write folded stacks too."),
-        click.option(
-            "-o",
-            "--output",
-            default=DEFAULT_OUTPUT,
-            show_default=True,
-            metavar="FILE",
-            help="Where the file for speedscope goes.",
+def target_options(command: options.Command) -> options.Command:
+    """Options for the results: ``Targets`` as ``targets``, which takes in the eager ones."""
+    output = click.option(
+        "-o",
+        "--output",
+        "targets",
+        default="pyspy.speedscope.json",
+        show_default=True,
+        metavar="FILE",
+        callback=lambda context, _, path: Targets(
+            path, *map(context.params.pop, ("folded", "svg", "force"))
         ),
-    ):
-        option(with_targets)
-    return with_targets
+        help="Where the file for speedscope goes.",
+    )
+    eager = functools.partial(click.option, is_eager=True)
+    folded = eager("--folded", metavar="FILE", help="Write folded stacks too.")
+    svg = eager("--svg", metavar="FILE", help="Draw a flame graph too.")
+    force = eager("--force", is_flag=True, help="Give leaves also where the self-check fails.")
+    return output(folded(svg(force(command))))
 
 
 @click.group(
@@ -144,9 +121,7 @@ def command() -> None:
 @options.history
 @target_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
 def record(
-    ctx: click.Context,
     *,
     pid: int | None,
     duration: float | None,
@@ -169,10 +144,17 @@ def record(
     if (pid is None) == (not command):
         raise click.UsageError("name a process with -p, or give a command after --")
     pyspy_record.py_spy()
-    targets.check()
+    for path in (targets.output, targets.folded, targets.svg):
+        check_result(path)  # Sampling first would be in vain.
     how = pyspy_record.SamplingOptions(rate, freq, event, native, subprocesses)
     status = 0
-    with _folder(keep) as folder, Signals() as signals, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        if keep is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ksym-pyspy-"))
+        else:
+            folder = keep
+            os.makedirs(folder, mode=0o700)
+        signals = stack.enter_context(Signals())
         started = None
         if pid is None:
             started = stack.enter_context(Command(command, signals))
@@ -200,26 +182,17 @@ def record(
                 started.end()
             status = started.wait()
         samplers.require_results()
-        files = Files(
+        recorded = history.path or (own if os.path.exists(own) else None)
+        grafted = graft_files(
             samplers.path(pyspy_record.PERF_DATA),
             samplers.path(pyspy_record.PYSPY),
             samplers.path(pyspy_record.LOG),
             samplers.info,
-            locate.Choice(history.path or (own if os.path.exists(own) else None), history.boot),
+            locate.Choice(recorded, history.boot),
+            targets.force,
         )
-        targets.write(graft_files(files, targets.force), f"process {pid}")
-    ctx.exit(status)
-
-
-@contextlib.contextmanager
-def _folder(keep: str | None) -> Iterator[str]:
-    """The folder that perf and py-spy write to: a new one that is kept, or a temporary one."""
-    if keep is None:
-        with tempfile.TemporaryDirectory(prefix="ksym-pyspy-") as folder:
-            yield folder
-        return
-    os.makedirs(keep, mode=0o700)
-    yield keep
+        targets.write(grafted, f"process {pid}")
+    raise click.exceptions.Exit(status)
 
 
 def _suggest_perf_support(pid: int) -> None:
@@ -242,9 +215,7 @@ def _suggest_perf_support(pid: int) -> None:
 @click.option("--pyspy-log", "log", metavar="FILE", help="What py-spy said meanwhile.")
 @options.history
 @target_options
-def graft(
-    *, perf: str, pyspy: str, log: str | None, history: locate.Choice, targets: Targets
-) -> None:
+def graft(perf: str, pyspy: str, log: str | None, history: locate.Choice, targets: Targets) -> None:
     """Put together what perf and py-spy recorded of one process at the same time.
 
     perf record -k CLOCK_MONOTONIC -g ...; RUST_LOG=py_spy=info,remoteprocess=debug py-spy
@@ -254,20 +225,27 @@ def graft(
     """
     session = os.path.join(os.path.dirname(pyspy), pyspy_record.INFO)
     info = load_info(session) if os.path.exists(session) else RecordingInfo()
-    grafted = graft_files(Files(perf, pyspy, log, info, history), targets.force)
+    grafted = graft_files(perf, pyspy, log, info, history, targets.force)
     targets.write(grafted, os.path.basename(pyspy))
 
 
-def graft_files(files: Files, force: bool) -> Grafted:
-    """Put a recording together; messages say how well its two sides fit.
+def graft_files(
+    perf: str,
+    spied: str,
+    log_path: str | None,
+    info: RecordingInfo,
+    history: locate.Choice,
+    force: bool,
+) -> Grafted:
+    """Put together perf's data or text and what py-spy wrote; messages say how well they fit.
 
     KsymError if they do not fit, or a file cannot be used.
     """
-    log = _log(files.log)
-    with open(files.pyspy, "rb") as file:
+    log = _log(log_path)
+    with open(spied, "rb") as file:
         profile = pyspy.load(file.read())
-    reader, hits = _perf_samples(files)
-    shift = _shift(files, reader)
+    reader, hits = _perf_samples(perf, history)
+    shift = _shift(info, reader)
     if profile.version not in pyspy.TRIED:
         say(
             f"py-spy {profile.version or 'of unknown version'} is none of those tried"
@@ -276,12 +254,10 @@ def graft_files(files: Files, force: bool) -> Grafted:
         )
     threads = pyspy_match.by_thread(hits)
     # With clocks, py-spy was started by us, with --idle.
-    dating = pyspy_match.date(profile, log, shift, files.info.outer, bool(files.info.clocks))
+    dating = pyspy_match.date(profile, log, shift, info.outer, bool(info.clocks))
     verdict = pyspy_match.check(threads, dating.threads)
     grafted = pyspy_match.graft(threads, dating, None if force else verdict)
-    say(dating.line(files.info.rate))
-    say(grafted.line())
-    say(verdict.line(force))
+    say(dating.line(info.rate), grafted.line(), verdict.line(force))
     if log.errors:
         say(
             f"py-spy failed at {plural(log.errors, 'sample')}, nobody knows which: frames are"
@@ -296,7 +272,7 @@ def graft_files(files: Files, force: bool) -> Grafted:
     return grafted
 
 
-def _log(path: str | None) -> Log:
+def _log(path: str | None) -> pyspy.Log:
     """py-spy's log. KsymError if it cannot date the samples, or they lack what is needed."""
     log = pyspy.Log()
     if path is not None:
@@ -321,10 +297,10 @@ def _log(path: str | None) -> Log:
     return log
 
 
-def _shift(files: Files, reader: Reader) -> int:
+def _shift(info: RecordingInfo, reader: Reader) -> int:
     if reader.is_monotonic is False:
         raise KsymError("perf's samples are not on CLOCK_MONOTONIC", _MONOTONIC_REMEDY)
-    shift = files.info.shift()
+    shift = info.shift()
     if shift is None:
         shift = reader.shift
     if shift is None or not reader.is_monotonic:
@@ -335,14 +311,12 @@ def _shift(files: Files, reader: Reader) -> int:
     return shift
 
 
-def _perf_samples(files: Files) -> tuple[Reader, list[Hit]]:
+def _perf_samples(path: str, history: locate.Choice) -> tuple[Reader, list[Hit]]:
     """perf's samples, with kernel frames named by the history if there is one."""
-    history = locate.Choice(locate.find(files.history, files.perf), files.history.boot)
-    with _perf_text(files.perf) as text, contextlib.ExitStack() as stack:
-        renamer = None
-        if history.path is not None:
-            renamer = stack.enter_context(open_renamer(text, history, None))
-        reader = pyspy_perf.Reader(renamer)
+    history = locate.Choice(locate.find(history, path), history.boot)
+    with _perf_text(path) as text, contextlib.ExitStack() as stack:
+        renamer = stack.enter_context(open_renamer(text, history, None)) if history.path else None
+        reader = Reader(renamer)
         return reader, list(reader.hits(text.pieces()))
 
 
