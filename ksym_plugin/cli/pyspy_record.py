@@ -14,21 +14,16 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ksym_plugin.cli.output import say
-from ksym_plugin.cli.signals import NOT_RUN, STOPS, not_run_status
+from ksym_plugin.cli.signals import NOT_RUN, STOPS, Signals, not_run
 from ksym_plugin.kernel import worker
 from ksym_plugin.kernel.worker import Child, Forked
 from ksym_plugin.python.pyspy import AGAIN
 from ksym_plugin.timeline.errors import KsymError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ksym_plugin.cli.signals import Signals
-
 
 #: Stopping more threads for each sample slows a process down (py-spy's issue 872).
 _MANY_THREADS = 32
@@ -122,8 +117,7 @@ def _execute(call: Sequence[str], go: int) -> None:
                 signal.signal(number, signal.SIG_DFL)
             os.execvp(call[0], list(call))  # noqa: S606 - the user's own; no shell between
     except OSError as error:
-        status = not_run_status(error)
-        say(f"{call[0]} cannot be run ({error.strerror}); name a command that is there")
+        status = not_run(call[0], error)
     finally:
         os._exit(status)
 
@@ -385,11 +379,6 @@ def _fifo(path: str, stack: contextlib.ExitStack) -> int:
 
 def _clocks() -> tuple[int, int]:
     """UTC and CLOCK_MONOTONIC in ns, of a few pairs the one read in the shortest time."""
-    pairs = []
-    for _ in range(5):
-        before = time.monotonic_ns()
-        utc = time.time_ns()
-        after = time.monotonic_ns()
-        pairs.append((after - before, utc, (before + after) // 2))
-    _, utc, monotonic = min(pairs)
-    return utc, monotonic
+    readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(5)]
+    before, utc, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return utc, (before + after) // 2

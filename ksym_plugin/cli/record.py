@@ -7,14 +7,13 @@ import os
 import resource
 import subprocess
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import click
 
 from ksym_plugin.cli.options import SECOND, history_size, ring_size, span
 from ksym_plugin.cli.output import plural, say
-from ksym_plugin.cli.signals import BY_SIGNAL, STOPS, Signals, not_run_status, pass_on, shell_status
+from ksym_plugin.cli.signals import BY_SIGNAL, STOPS, Signals, not_run, pass_on, shell_status
 from ksym_plugin.history import locate
 from ksym_plugin.history.recorder import Recorder
 from ksym_plugin.history.writer import HistoryWriter
@@ -27,12 +26,7 @@ from ksym_plugin.sources.details import DetailsProcess
 from ksym_plugin.sources.modules import Modules
 from ksym_plugin.timeline.errors import KsymError, SourceError
 from ksym_plugin.timeline.symbols import BPF_PROG, MODULE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ksym_plugin.timeline.tracker import Source, Tracker
-
+from ksym_plugin.timeline.tracker import Source, Tracker
 
 #: How often a history is cut to --max-age and --max-size, in ns.
 _RETENTION_SPAN = 300 * SECOND
@@ -84,10 +78,7 @@ _FAILED = 1
 )
 @click.option("--stats", is_flag=True, help="Say at the end what recording has cost.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
 def command(
-    ctx: click.Context,
-    *,
     output: str,
     source: str,
     seconds: int | None,
@@ -109,64 +100,44 @@ def command(
         if ring_bytes is not None and "ring_bytes" not in changes.stats():
             say(f"{changes.name} has no ring to be sized: --ring changes nothing")
         if stats:
-            _measure(changes)
-        recording = Recording(output, changes, Retention(max_age, max_size), signals, stack)
-        _announce(recording, refusals)
+            try:
+                changes.measure()
+            except SourceError as error:
+                say(str(error))
+        recording = Recording(output, changes, (max_age, max_size), signals, stack)
+        instead = "".join(f"; not {name}: {error.problem}" for name, error in refusals)
+        say(f"recording with {changes.name} into {output}{instead}", *changes.notes)
+        if recording.clock.problem:
+            say(f"{recording.clock.problem}; record samples with: perf record -k CLOCK_MONOTONIC")
         if seconds is not None:
             recording.until = time.monotonic_ns() + seconds
         status = recording.run(command)
         for line in recording.summary(stats):
             say(line)
-    ctx.exit(status)
-
-
-def _measure(source: Source) -> None:
-    try:
-        source.measure()
-    except SourceError as error:
-        say(str(error))
-
-
-@dataclass
-class Retention:
-    """The bounds of a history that is being written; they are applied when it is ``due``."""
-
-    max_age: int | None
-    max_size: int | None
-    due: int | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.due = None if self.max_age is None and self.max_size is None else 0
-
-    def apply(self, writer: HistoryWriter) -> None:
-        if self.due is None:
-            return
-        now = time.monotonic_ns()
-        if self.max_age is not None and now > self.max_age:
-            writer.forget(now - self.max_age)
-        if self.max_size is not None:
-            writer.shrink(self.max_size)
-        self.due = now + _RETENTION_SPAN
+    raise click.exceptions.Exit(status)
 
 
 class Recording:
     """A history that is being written, until ``until`` (CLOCK_MONOTONIC ns) at the latest.
 
-    ``stack`` closes what this opens. If it cannot start, no new history is left behind.
+    ``bounds`` are its age in ns and its size in bytes at the most. ``stack`` closes what this
+    opens. If it cannot start, no new history is left behind.
     """
 
     def __init__(
         self,
         output: str,
         source: Source,
-        retention: Retention,
+        bounds: tuple[int | None, int | None],
         signals: Signals,
         stack: contextlib.ExitStack,
     ) -> None:
         self.until: int | None = None
         self.output = output
         self.source = source
-        self._retention = retention
+        self._max_age, self._max_size = bounds
+        #: When the history is to be cut to its bounds.
+        self._due = 0
         self._signals = signals
         self._has_failed = False
         self.details = _details(stack)
@@ -215,8 +186,7 @@ class Recording:
         try:
             child = subprocess.Popen(command)
         except OSError as error:
-            say(f"{command[0]} cannot be run ({error.strerror}); name a command that is there")
-            return not_run_status(error)
+            return not_run(command[0], error)
         try:
             while child.poll() is None:
                 if self._is_over():
@@ -233,12 +203,15 @@ class Recording:
 
     def _step(self) -> set[int]:
         """Record until something is due; the signals that arrived."""
-        due = self._retention.due
-        if due is not None and time.monotonic_ns() >= due:
-            self._retention.apply(self._writer)
-            due = self._retention.due
-        ends = [end for end in (self.until, due) if end is not None]
-        self._recorder.run(min(ends, default=None), self._signals.fd)
+        now = time.monotonic_ns()
+        if now >= self._due:
+            if self._max_age is not None and now > self._max_age:
+                self._writer.forget(now - self._max_age)
+            if self._max_size is not None:
+                self._writer.shrink(self._max_size)
+            self._due = now + _RETENTION_SPAN
+        until = self._due if self.until is None else min(self._due, self.until)
+        self._recorder.run(until, self._signals.fd)
         return self._signals.take()
 
     def _is_over(self) -> bool:
@@ -290,16 +263,6 @@ def _modules(stack: contextlib.ExitStack, writer: HistoryWriter) -> Modules | No
         return None
     stack.callback(modules.close)
     return modules
-
-
-def _announce(recording: Recording, refusals: list[tuple[str, SourceError]]) -> None:
-    source, clock = recording.source, recording.clock
-    instead = "".join(f"; not {name}: {error.problem}" for name, error in refusals)
-    say(f"recording with {source.name} into {recording.output}{instead}")
-    for note in source.notes:
-        say(note)
-    if clock.problem:
-        say(f"{clock.problem}; record samples with: perf record -k CLOCK_MONOTONIC")
 
 
 def costs(source: Source, tracker: Tracker, output: str) -> list[str]:

@@ -6,13 +6,14 @@ import contextlib
 import os
 import select
 import signal
-from typing import TYPE_CHECKING
+import subprocess
+from typing import Any, Union
 
-if TYPE_CHECKING:
-    import subprocess
-    from typing import Any
+from ksym_plugin.cli.output import say
+from ksym_plugin.kernel.worker import Forked
 
-    from ksym_plugin.kernel.worker import Forked
+#: What a command is run as.
+Process = Union["subprocess.Popen[bytes]", Forked]
 
 STOPS = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 #: A shell's exit status for a command that it cannot find, cannot run, or that was killed by
@@ -20,7 +21,6 @@ STOPS = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 NOT_FOUND = 127
 NOT_RUN = 126
 BY_SIGNAL = 128
-_SIGNALS = (*STOPS, signal.SIGCHLD)
 
 
 class Signals:
@@ -30,32 +30,25 @@ class Signals:
     with its exec, and both ends of the pipe are close-on-exec.
     """
 
-    def __init__(self) -> None:
-        self.fd = -1
-        self._write = -1
-        self._before: dict[int, Any] = {}
-        self._wakeup = -1
-
     def __enter__(self) -> Signals:
-        self.fd, self._write = os.pipe()
-        for fd in (self.fd, self._write):
+        self._undo = contextlib.ExitStack()
+        self.fd, write = os.pipe()
+        for fd in (self.fd, write):
+            self._undo.callback(os.close, fd)
             os.set_blocking(fd, False)
-        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for number in _SIGNALS:
+        before: Any = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        self._undo.callback(signal.set_wakeup_fd, before)
+        for number in (*STOPS, signal.SIGCHLD):
             before = signal.getsignal(number)
             # SIGINT is taken also where a shell's ``&`` made it ignored; SIGHUP not under nohup.
             if number != signal.SIGHUP or before != signal.SIG_IGN:
-                self._before[number] = before
                 # The handler has nothing to do: the number is in the pipe already.
                 signal.signal(number, lambda *_: None)
+                self._undo.callback(signal.signal, number, before)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        signal.set_wakeup_fd(self._wakeup)
-        os.close(self.fd)
-        os.close(self._write)
+        self._undo.close()
 
     def take(self) -> set[int]:
         """The signals that arrived since the last call."""
@@ -65,7 +58,7 @@ class Signals:
                 arrived.update(os.read(self.fd, 4096))
         return arrived
 
-    def wait(self, child: subprocess.Popen[bytes] | Forked) -> int:
+    def wait(self, child: Process) -> int:
         """Wait until a command ends; stop signals are passed on. Its status as a shell has it."""
         while (status := child.poll()) is None:
             # SIGCHLD makes it readable too.
@@ -79,12 +72,13 @@ def shell_status(returncode: int) -> int:
     return returncode if returncode >= 0 else BY_SIGNAL - returncode
 
 
-def not_run_status(error: OSError) -> int:
-    """The exit status for a command that cannot be run."""
+def not_run(name: str, error: OSError) -> int:
+    """Say that a command cannot be run; the exit status for that, as a shell has it."""
+    say(f"{name} cannot be run ({error.strerror}); name a command that is there")
     return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUN
 
 
-def pass_on(arrived: set[int], child: subprocess.Popen[bytes] | Forked) -> None:
+def pass_on(arrived: set[int], child: Process) -> None:
     """Send a command the stop signals that have arrived here.
 
     SIGINT not where a Ctrl-C on the terminal has reached it too.
