@@ -41,10 +41,7 @@ _INTERRUPTED = 130
 
 
 class Commands(click.Group):
-    """The group: lists its commands in the order of use, and turns errors into sentences."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+    """The group: shows its commands by what they are for, and turns errors into sentences."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, self.commands))
@@ -54,10 +51,10 @@ class Commands(click.Group):
                 rows = [(n.ljust(width), self.commands[n].get_short_help_str()) for n in names]
                 formatter.write_dl(rows)
 
-    def invoke(self, ctx: click.Context) -> object:
+    def invoke(self, ctx: click.Context) -> None:
         try:
             try:
-                result: object = super().invoke(ctx)
+                super().invoke(ctx)
             finally:  # Also after a command that ends with a status of its own.
                 sys.stdout.flush()
         except KsymError as error:
@@ -70,7 +67,6 @@ class Commands(click.Group):
             raise Failure(_sentence(error)) from None
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
-        return result
 
 
 def _flush_stdout() -> None:

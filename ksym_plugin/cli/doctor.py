@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Callable
 
 import click
 
@@ -18,31 +20,16 @@ from ksym_plugin.kernel.bpf_prog import ProgramReader
 from ksym_plugin.kernel.clocks import PerfClock
 from ksym_plugin.kernel.worker import ask
 from ksym_plugin.sources import NAMES, open_source
-from ksym_plugin.timeline.errors import HistoryError, KallsymsError, KsymError, SourceError
+from ksym_plugin.timeline.errors import KsymError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    #: Looks at one thing and says what it found. KsymError if that thing is missing.
-    Question = Callable[[], str]
-
+#: Looks at one thing and says what it found. KsymError if that thing is missing.
+Question = Callable[[], str]
 _SYSCTLS = "/proc/sys/net/core"
 #: How long a kernel may take; listing ten thousand programs takes a few seconds.
 _ASK_SECONDS = 15.0
 #: Two sources have a program compiled first, which takes a second, or twenty if emulated.
 _COMPILE_SECONDS = 90.0
 _COMPILED = frozenset(("kprobe", "fentry"))
-_HANGS = "bpf(2) or perf_event_open(2) does not come back"
-_HANGS_REMEDY = "restart this machine: no program can mend a kernel that hangs there"
-
-
-class Check(NamedTuple):
-    """One thing that was looked at; ``remedy`` is empty where nothing is to be done."""
-
-    name: str
-    state: str
-    finding: str
-    remedy: str
 
 
 @click.command(
@@ -52,25 +39,24 @@ class Check(NamedTuple):
 )
 @options.history
 @options.as_json
-@click.pass_context
-def command(ctx: click.Context, history: locate.Choice, as_json: bool) -> None:
+def command(history: locate.Choice, as_json: bool) -> None:
     """Say what this kernel and this user allow, and how to get what is missing.
 
     The exit status is 0 if recording is possible.
     """
     checks = list(_checks(history))
-    can_record = any(check.state == "ok" for check in checks if check.name.startswith("source "))
+    sources = [check for check in checks if check["name"].startswith("source ")]
+    can_record = any(check["state"] == "ok" for check in sources)
     if as_json:
-        write_json({"recording": can_record, "checks": [check._asdict() for check in checks]})
+        write_json({"recording": can_record, "checks": checks})
     else:
-        write_lines(
-            f"{state:7}  {name}: {'; '.join(filter(None, (finding, remedy)))}"
-            for name, state, finding, remedy in checks
-        )
-    ctx.exit(0 if can_record else 1)
+        for check in checks:
+            remedy = f"; {check['remedy']}" if check["remedy"] else ""
+            write_lines([f"{check['state']:7}  {check['name']}: {check['finding']}{remedy}"])
+    raise click.exceptions.Exit(0 if can_record else 1)
 
 
-def _checks(history: locate.Choice) -> Iterator[Check]:
+def _checks(history: locate.Choice) -> Iterator[dict[str, str]]:
     for name in NAMES:
         seconds = _COMPILE_SECONDS if name in _COMPILED else _ASK_SECONDS
         yield _check(f"source {name}", partial(_source, name), seconds)
@@ -83,18 +69,23 @@ def _checks(history: locate.Choice) -> Iterator[Check]:
     yield _check("BPF in kallsyms", _listing)
 
 
-def _check(name: str, question: Question, seconds: float | None = None) -> Check:
-    """A check; with ``seconds`` one that the kernel may never answer, in a process of its own."""
+def _check(name: str, question: Question, seconds: float | None = None) -> dict[str, str]:
+    """Look at one thing; ``remedy`` is empty where nothing is to be done.
+
+    With ``seconds`` the kernel may never answer: then it is asked in a process of its own.
+    """
+    state, remedy = "missing", ""
     try:
         finding = question() if seconds is None else ask(question, seconds)
+        state = "ok"
     except KsymError as error:
-        return Check(name, "missing", error.problem, error.remedy)
+        finding, remedy = error.problem, error.remedy
     except TimeoutError:
-        return Check(name, "missing", _HANGS, _HANGS_REMEDY)
+        finding = "bpf(2) or perf_event_open(2) does not come back"
+        remedy = "restart this machine: no program can mend a kernel that hangs there"
     except (EOFError, OSError):
-        remedy = "report this with the kernel's release"
-        return Check(name, "missing", "the check died", remedy)
-    return Check(name, "ok", finding, "")
+        finding, remedy = "the check died", "report this with the kernel's release"
+    return {"name": name, "state": state, "finding": finding, "remedy": remedy}
 
 
 def _source(name: str) -> str:
@@ -102,12 +93,12 @@ def _source(name: str) -> str:
         source, _ = open_source(name)
     except KsymError as error:
         problem = error.problem.partition(": ")[2] or error.problem
-        raise SourceError(problem, error.remedy) from None
+        raise KsymError(problem, error.remedy) from None
     try:
         # What a recorder does first: a source that cannot do it is of no use.
         source.snapshot()
     except KsymError as error:
-        raise SourceError(f"starts, but {error.problem}", error.remedy) from None
+        raise KsymError(f"starts, but {error.problem}", error.remedy) from None
     finally:
         source.close()
     return "; ".join(["starts", *source.notes])
@@ -122,18 +113,15 @@ def _programs() -> str:
 
 def _kallsyms() -> str:
     if kallsyms.text_start() is None:
-        raise KallsymsError("kernel addresses are hidden", privileges.SHOW_ADDRESSES)
+        raise KsymError("kernel addresses are hidden", privileges.SHOW_ADDRESSES)
     return "kernel addresses can be read"
 
 
 def _clock() -> str:
-    clock = PerfClock()
-    try:
-        if clock.problem or clock.read().perf is None:
+    with contextlib.closing(PerfClock()) as clock:
+        if clock.read().perf is None:
             problem = clock.problem or "perf's clock cannot be read"
             raise KsymError(problem, privileges.READ_PERF_CLOCK)
-    finally:
-        clock.close()
     return "can be read"
 
 
@@ -161,14 +149,14 @@ def _perf() -> str:
 def _history(choice: locate.Choice) -> str:
     path = locate.find(choice, None)
     if path is None:
-        raise HistoryError("there is none yet", "make one with: ksym record")
+        raise KsymError("there is none yet", "make one with: ksym record")
     with History(path) as history:
         boot = locate.preferred(history.boots())
         if boot is None:
-            raise HistoryError(f"{path} is empty", "fill it with: ksym record")
+            raise KsymError(f"{path} is empty", "fill it with: ksym record")
         if boot.boot_id != identity.boot_id():
             problem = f"{path} has nothing of this boot, but of {locate.describe(boot)}"
-            raise HistoryError(problem, "record this boot with: ksym record")
+            raise KsymError(problem, "record this boot with: ksym record")
         recorded = history.recorded(boot)
     sessions = recorded.sessions
     covered = sum(session.covered - session.started for session in sessions)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import Dial, hexadecimal, plural, write_json, write_lines
 from ksym_plugin.history.locate import Choice, describe
+from ksym_plugin.history.reader import BootHistory, Session
 from ksym_plugin.kernel import identity
 from ksym_plugin.perf.session import clocks_now, open_history
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any
-
-    from ksym_plugin.history.reader import BootHistory, Session
-    from ksym_plugin.timeline.symbols import Lifetime, Loss
+from ksym_plugin.timeline.symbols import Lifetime, Loss
 
 _ROW = "{:18}  {:>6}  {:>7}  {:24}  {:24}  {}"
 _HEAD = _ROW.format("START", "SIZE", "PROGRAM", "LOADED", "UNLOADED", "NAME")
@@ -136,13 +132,9 @@ def _document(
     recorded: BootHistory, dial: Dial, time_ns: int | None, found: Iterable[Lifetime]
 ) -> dict[str, Any]:
     boot = recorded.boot
+    facts = {"host": boot.host, "release": boot.release, "build_id": boot.build_id}
     return {
-        "boot": {
-            "id": boot.boot_id,
-            "host": boot.host,
-            "release": boot.release,
-            "build_id": boot.build_id,
-        },
+        "boot": {"id": boot.boot_id, **facts},
         "clock": dial.clock,
         "at": None if time_ns is None else dial.of(time_ns),
         "covered": None if time_ns is None else recorded.covers(time_ns),
@@ -174,22 +166,21 @@ def _details(recorded: BootHistory, dial: Dial, life: Lifetime) -> dict[str, Any
     if program is None:
         return {}
     is_known = bool(program.tag)
-    details = {
-        "tag": program.tag or None,
-        "type": program.type if is_known else None,
-        "uid": program.uid if is_known else None,
-        "load_time": dial.of(program.load_time) if is_known else None,
-        "has_lines": program.table is not None,
-        "problem": program.problem or None,
+    return {
+        "details": {
+            "tag": program.tag or None,
+            "type": program.type if is_known else None,
+            "uid": program.uid if is_known else None,
+            "load_time": dial.of(program.load_time) if is_known else None,
+            "has_lines": program.table is not None,
+            "problem": program.problem or None,
+        }
     }
-    return {"details": details}
 
 
 def _symbol(life: Lifetime, dial: Dial) -> dict[str, Any]:
     symbol = life.symbol
-    unloaded = None
-    if life.unloaded_earliest is not None and life.unloaded_latest is not None:
-        unloaded = [dial.of(life.unloaded_earliest), dial.of(life.unloaded_latest)]
+    first, last = life.unloaded_earliest, life.unloaded_latest
     functions = {} if life.functions is None else {"names": len(life.functions)}
     return {
         "start": hexadecimal(symbol.start),
@@ -205,6 +196,6 @@ def _symbol(life: Lifetime, dial: Dial) -> dict[str, Any]:
             dial.of(life.loaded_earliest) if life.loaded_earliest > 0 else None,
             dial.of(life.loaded_latest),
         ],
-        "unloaded": unloaded,
+        "unloaded": None if first is None or last is None else [dial.of(first), dial.of(last)],
         **functions,
     }
