@@ -27,7 +27,7 @@ from ksym_plugin.cli import (
     script,
     show,
 )
-from ksym_plugin.cli.output import Failure
+from ksym_plugin.cli.output import say
 from ksym_plugin.timeline.errors import KsymError
 
 #: The commands' modules in the order of use, under what they are for.
@@ -35,6 +35,7 @@ _SECTIONS = (
     ("Record and look back", (doctor, record, show, resolve)),
     ("Profile", (script, report, annotate, fold, flamegraph, pyspy)),
 )
+_FAILED = 1
 #: What a shell reports for a process that died of SIGPIPE, and of SIGINT.
 _BROKEN_PIPE = 141
 _INTERRUPTED = 130
@@ -47,9 +48,10 @@ class Commands(click.Group):
         width = max(map(len, self.commands))
         for title, modules in _SECTIONS:
             with formatter.section(title):
-                names = [str(module.command.name) for module in modules]
-                rows = [(n.ljust(width), self.commands[n].get_short_help_str()) for n in names]
-                formatter.write_dl(rows)
+                commands = [module.command for module in modules]
+                formatter.write_dl(
+                    [(str(one.name).ljust(width), one.get_short_help_str()) for one in commands]
+                )
 
     def invoke(self, ctx: click.Context) -> None:
         try:
@@ -58,13 +60,15 @@ class Commands(click.Group):
             finally:  # Also after a command that ends with a status of its own.
                 sys.stdout.flush()
         except KsymError as error:
-            raise Failure(str(error)) from None
+            say(str(error))
+            ctx.exit(_FAILED)
         except BrokenPipeError:
             _flush_stdout()
             ctx.exit(_BROKEN_PIPE)
         except OSError as error:
             _flush_stdout()
-            raise Failure(_sentence(error)) from None
+            say(_sentence(error))
+            ctx.exit(_FAILED)
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
 
@@ -126,5 +130,5 @@ def main() -> None:
         cli(prog_name="ksym")
     except OSError as error:  # of --help and --version, which no command prints
         _flush_stdout()
-        Failure(_sentence(error)).show()
-        sys.exit(Failure.exit_code)
+        say(_sentence(error))
+        sys.exit(_FAILED)

@@ -71,7 +71,7 @@ def _repair(text: Text, history: Choice, at: int | None, clock: str | None) -> N
         if session.history is None:
             raise inputs.no_history()
         time_ns = None if at is None else session.time(at, clock)
-        statics = inputs.kallsyms(needed=False) if session.is_this_boot else None
+        statics = inputs.kallsyms() if session.is_this_boot else None
         repairer = Repairer(session.history, statics, time_ns)
         write_pieces(_repaired(text, repairer), sys.stdout.buffer)
         say(*repairer.tally())

@@ -9,9 +9,10 @@ from typing import IO
 import click
 
 from ksym_plugin.cli import options
-from ksym_plugin.cli.output import Failure, open_result, plural, say
+from ksym_plugin.cli.output import open_result, plural, say
 from ksym_plugin.stacks import flamegraph, folded, speedscope
 from ksym_plugin.stacks.frames import Stacks
+from ksym_plugin.timeline.errors import KsymError
 
 #: A longer line holds no stack. A file without line ends must not fill the memory.
 _LONGEST = 1 << 24
@@ -73,12 +74,12 @@ def command(
 
 
 def read(file: str) -> Stacks:
-    """The stacks in a file or on stdin; Failure if there are none."""
+    """The stacks in a file or on stdin; KsymError if there are none."""
     with click.open_file(file, "rb") as stream:
         stacks = folded.parse(_lines(stream))
     if not stacks.counts:
         where = "stdin" if file == "-" else file
-        raise Failure(f"{where} holds no folded stacks; make some with: ksym fold")
+        raise KsymError(f"{where} holds no folded stacks", "make some with: ksym fold")
     if stacks.skipped:
         say(f"{plural(stacks.skipped, 'line')} without a stack and a count left out")
     return stacks

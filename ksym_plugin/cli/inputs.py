@@ -40,16 +40,11 @@ def timeline() -> Timeline | None:
     return current
 
 
-def kallsyms(needed: bool) -> Kallsyms | None:
-    """The static symbols of this kernel.
-
-    If they cannot be read: KallsymsError where they are ``needed``, else None, with a message.
-    """
+def kallsyms() -> Kallsyms | None:
+    """The static symbols of this kernel; None, with a message, if they cannot be read."""
     try:
         return Kallsyms.load_shown()
     except KallsymsError as error:
-        if needed:
-            raise
         say(f"only BPF symbols have names here: {error}")
         return None
 

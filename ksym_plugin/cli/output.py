@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from typing import IO
 
 import click
 
@@ -19,13 +19,6 @@ from ksym_plugin.stacks.names import printable
 
 #: Times are shown to the microsecond, as perf shows them. A narrower window is not shown.
 _RESOLUTION = 1_000
-
-
-class Failure(click.ClickException):
-    """What cannot be done: one sentence on stderr, exit status 1."""
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        say(self.message)
 
 
 def say(*sentences: str) -> None:

@@ -161,7 +161,7 @@ def record(
             pid = started.pid
         else:
             pyspy_record.require_fit(pid, rate)
-            _suggest_perf_support(pid)
+            pyspy_record.suggest_perf_support(pid)
             duration = duration or _SECONDS
         samplers = stack.enter_context(pyspy_record.Sampling(folder, pid, how, signals))
         own = samplers.path("ksym.db")
@@ -172,7 +172,7 @@ def record(
             started.let_go()
         samplers.start_py_spy(is_starting=started is not None)
         if started is not None:
-            _suggest_perf_support(pid)
+            pyspy_record.suggest_perf_support(pid)
         say(f"sampling process {pid}{f' for {duration:g} s' if duration else ''}")
         goes_on = samplers.run(duration)
         # py-spy first: a process that it has stopped would never end.
@@ -193,16 +193,6 @@ def record(
         )
         targets.write(grafted, f"process {pid}")
     raise click.exceptions.Exit(status)
-
-
-def _suggest_perf_support(pid: int) -> None:
-    version = pyspy_record.python_of(pid)
-    if version is not None and version >= (3, 12):
-        say(
-            f"this is Python {version[0]}.{version[1]}: started with python -X perf, perf sees its"
-            " functions itself, exactly (perf record -k CLOCK_MONOTONIC --call-graph dwarf, then"
-            " ksym script); what follows is an approximation"
-        )
 
 
 @command.command(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import select
@@ -28,6 +29,7 @@ from ksym_plugin.timeline.errors import KsymError
 #: Stopping more threads for each sample slows a process down (py-spy's issue 872).
 _MANY_THREADS = 32
 _LOW_RATE = 20
+#: In the names of a process's files, its version of Python.
 _PYTHON = re.compile(rb"(?:libpython|/python)(\d)\.(\d+)")
 _STEP_SECONDS = 0.05
 #: How long a command may take until it is a Python process.
@@ -122,10 +124,16 @@ def _execute(call: Sequence[str], go: int) -> None:
         os._exit(status)
 
 
-def python_of(pid: int) -> tuple[int, int] | None:
-    """The version of Python that a process runs, by the names of its files; None if unknown."""
+def suggest_perf_support(pid: int) -> None:
+    """Say what is better than this, if a process runs a Python that can do it."""
     found = _PYTHON.search(worker.mapped_files(pid))
-    return None if found is None else (int(found[1]), int(found[2]))
+    if found is not None and (int(found[1]), int(found[2])) >= (3, 12):
+        version = b".".join(found.groups()).decode()
+        say(
+            f"this is Python {version}: started with python -X perf, perf sees its"
+            " functions itself, exactly (perf record -k CLOCK_MONOTONIC --call-graph dwarf, then"
+            " ksym script); what follows is an approximation"
+        )
 
 
 def require_fit(pid: int, rate: int) -> None:
@@ -225,14 +233,15 @@ def py_spy() -> str:
     return found
 
 
-class Sampling:
+class Sampling(contextlib.ExitStack):
     """One recording, in ``folder``; leaving the context ends what it has started.
 
     The recorder is started first, if at all, then perf, then py-spy; then ``run``, ``stop``.
     """
 
     def __init__(self, folder: str, pid: int, options: SamplingOptions, signals: Signals) -> None:
-        self.folder = folder
+        super().__init__()
+        self._folder = folder
         self.info = RecordingInfo(rate=options.rate)
         self._pid = pid
         self._options = options
@@ -240,22 +249,15 @@ class Sampling:
         self._perf: Child
         self._py_spy: Child
         self._recorder: Child | None = None
-        self._children: list[Child] = []
-
-    def __enter__(self) -> Sampling:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # py-spy first: it may have the process stopped.
-        for child in reversed(self._children):
-            child.kill()
 
     def path(self, name: str) -> str:
-        return os.path.join(self.folder, name)
+        return os.path.join(self._folder, name)
 
     def _start(self, call: Sequence[str], log: str, **environment: str) -> Child:
-        self._children.append(Child(call, self.path(log), environment))
-        return self._children[-1]
+        child = Child(call, self.path(log), environment)
+        # In the end py-spy goes first: it may have the process stopped.
+        self.callback(child.kill)
+        return child
 
     def _pids(self) -> list[int]:
         return worker.family(self._pid) if self._options.subprocesses else [self._pid]
@@ -322,16 +324,14 @@ class Sampling:
 
         Returns whether the process may go on: False after the time and after a signal.
         """
-        until = None if seconds is None else time.monotonic() + seconds
-        while until is None or time.monotonic() < until:
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
             self.info.outer.update(outer_ids(self._pids()))
-            left = _STEP_SECONDS if until is None else min(_STEP_SECONDS, until - time.monotonic())
-            select.select([self._signals.fd], [], [], max(0.0, left))
+            select.select([self._signals.fd], [], [], min(_STEP_SECONDS, left))
             if self._signals.take() & STOPS:
                 return False
-            if self._perf.status is not None or self._py_spy.status is not None:
-                return True
-            if self._end_stuck():
+            is_over = self._perf.status is not None or self._py_spy.status is not None
+            if is_over or self._end_stuck():
                 return True
         return False
 

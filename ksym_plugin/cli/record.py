@@ -165,17 +165,15 @@ class Recording:
     def run(self, command: Sequence[str]) -> int:
         """Record until the end of the command, or until a signal; the exit status."""
         try:
-            return self._while_running(command) if command else self._until_stopped()
+            if command:
+                return self._while_running(command)
+            while not (self._is_over() or self._step() & STOPS):
+                pass
+            return 0
         finally:
             # What keeps it from going on was said, and is no second error.
             with contextlib.suppress(KsymError) if self._has_failed else contextlib.nullcontext():
                 self._recorder.finish()
-
-    def _until_stopped(self) -> int:
-        while not self._is_over():
-            if self._step() & STOPS:
-                break
-        return 0
 
     def _while_running(self, command: Sequence[str]) -> int:
         """The command's exit status as a shell has it."""

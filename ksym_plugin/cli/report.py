@@ -11,7 +11,7 @@ from typing import Any, Callable
 import click
 
 from ksym_plugin.cli import inputs, options
-from ksym_plugin.cli.output import Failure, say, write_json, write_lines
+from ksym_plugin.cli.output import say, write_json, write_lines
 from ksym_plugin.cli.script import open_data
 from ksym_plugin.history.locate import Choice
 from ksym_plugin.perf import report, session
@@ -96,7 +96,7 @@ def command(
         else:
             say(_why_none(found, pattern))
     if status:  # Also where perf could read a part of the data only.
-        raise Failure(f"perf script failed (status {status}) before the end of the data")
+        raise KsymError(f"perf script failed (status {status}) before the end of the data")
 
 
 def account(
@@ -115,21 +115,13 @@ def account(
             f"its BPF programs cannot be told: {source.recorded.other_split}", "use perf report"
         )
     if not perf_options:
-        documents = _without_perf(source, history, clock)
-        if documents is not None:
+        # Where perf has to read it, that says what there is to say.
+        with contextlib.suppress(KsymError):
+            with contextlib.redirect_stderr(io.StringIO()) as told:
+                documents = report.read(str(source.path), history, clock)
+            click.echo(told.getvalue(), nl=False, err=True)
             return documents, 0
     return by_text(source, history, clock, request)
-
-
-def _without_perf(source: Input, history: Choice, clock: str | None) -> list[dict[str, Any]] | None:
-    """None where perf has to read it: then that says what there is to say."""
-    with contextlib.redirect_stderr(io.StringIO()) as told:
-        try:
-            documents = report.read(str(source.path), history, clock)
-        except KsymError:
-            return None
-    click.echo(told.getvalue(), nl=False, err=True)
-    return documents
 
 
 def by_text(
@@ -148,21 +140,21 @@ def by_text(
                 say(*renamer.report())
     documents = output.account.documents()
     if status and not documents:
-        raise Failure(f"perf script failed (status {status}); see above")
+        raise KsymError(f"perf script failed (status {status}); see above")
     return documents, status
 
 
 def _choose(documents: list[dict[str, Any]], event: str | None) -> dict[str, Any]:
     """The event asked for, or else the one with the most samples."""
     if not documents:
-        raise Failure("there are no samples in it")
+        raise KsymError("there are no samples in it")
     names = [document["event"] for document in documents]
     if event is None:
         if len(names) > 1:
             say(f"this is about {names[0]}; --event takes another: {', '.join(names[1:])}")
         return documents[0]
     if event not in names:
-        raise Failure(f"there are no samples of {event}; there are some of: {', '.join(names)}")
+        raise KsymError(f"there are no samples of {event}; there are some of: {', '.join(names)}")
     return documents[names.index(event)]
 
 

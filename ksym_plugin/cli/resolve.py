@@ -59,11 +59,11 @@ def command(
         lookup: BootHistory | Live | Timeline | None = session.lookup
         if session.history is not None:
             time_ns, statics = _recorded(session, session.history, at, clock, vmlinux is not None)
-        elif at is not None:
-            say(_UNRECORDED)
-            time_ns, statics, lookup = 0, inputs.kallsyms(needed=True), Live()
         else:
-            statics, lookup = inputs.kallsyms(needed=True), inputs.timeline()
+            if at is not None:
+                say(_UNRECORDED)
+            statics = Kallsyms.load_shown()
+            lookup = inputs.timeline() if at is None else Live()
             time_ns = time.monotonic_ns()
         kernel, lines = inputs.open_kernel(vmlinux, with_lines, session.history, statics, stack)
         resolver = Resolver(lookup, kernel or statics)
@@ -93,7 +93,7 @@ def _recorded(
         dial = Dial(history.clock_map(), clock)
         say(f"as of {dial.text(time_ns)} on the {dial.clock} clock, the end of the history")
     if session.is_this_boot:
-        return time_ns, inputs.kallsyms(needed=False)
+        return time_ns, inputs.kallsyms()
     if not has_image:
         say(f"only BPF symbols have names here: the history is of {describe(history.boot)}")
     return time_ns, None

@@ -47,51 +47,40 @@ def command(
     """
     if everything and at is not None:
         raise click.UsageError("--all has no use for --at")
+    glob = options.glob(pattern)
     with open_history(history) as session:
         recorded = session.history
+        time_ns = None
         if recorded is None:
-            _show_live(everything or at is not None, clock, as_json, pattern)
-            return
-        dial = Dial(recorded.clock_map(), clock)
-        time_ns = None if everything else session.time(at, clock)
-        found = _matching(
-            recorded.lifetimes(_like(pattern)) if time_ns is None else recorded.live(time_ns),
-            pattern,
-        )
+            if everything or at is not None:
+                raise inputs.no_history()
+            lives: Iterable[Lifetime] = inputs.lifetimes()
+            dial = Dial(clocks_now(), clock)
+        else:
+            dial = Dial(recorded.clock_map(), clock)
+            time_ns = None if everything else session.time(at, clock)
+            lives = recorded.lifetimes(_like(glob)) if time_ns is None else recorded.live(time_ns)
+        found = [life for life in lives if fnmatchcase(life.symbol.name, glob)]
         if as_json:
-            write_json(_document(recorded, dial, time_ns, found))
-            return
-        write_lines(_head(recorded, dial, time_ns))
-        write_lines(_table(found, dial))
+            symbols = [_symbol(life, dial, recorded) for life in found]
+            write_json({**_facts(recorded, dial, time_ns), "symbols": symbols})
+        else:
+            write_lines(_head(recorded, dial, time_ns))
+            write_lines(_table(found, dial))
 
 
-def _show_live(is_past: bool, clock: str | None, as_json: bool, pattern: str) -> None:
-    if is_past:
-        raise inputs.no_history()
-    found = _matching(inputs.lifetimes(), pattern)
-    dial = Dial(clocks_now(), clock)
-    if as_json:
-        symbols = [_symbol(life, dial) for life in found]
-        write_json({"history": None, "clock": dial.clock, "symbols": symbols})
-        return
-    host, release = identity.hostname(), identity.release()
-    write_lines((f"live system {host}, Linux {release}, times on the {dial.clock} clock", ""))
-    write_lines(_table(found, dial))
-
-
-def _matching(lifetimes: Iterable[Lifetime], pattern: str) -> list[Lifetime]:
-    glob = options.glob(pattern)
-    return [life for life in lifetimes if fnmatchcase(life.symbol.name, glob)]
-
-
-def _like(pattern: str) -> str:
+def _like(glob: str) -> str:
     """A pattern for SQL's LIKE that matches at least what the glob does."""
-    glob = options.glob(pattern)
     return "%" if "[" in glob else glob.replace("*", "%").replace("?", "_")
 
 
-def _head(recorded: BootHistory, dial: Dial, time_ns: int | None) -> Iterator[str]:
+def _head(recorded: BootHistory | None, dial: Dial, time_ns: int | None) -> Iterator[str]:
     """What the history covers, and what it does not."""
+    if recorded is None:
+        host, release = identity.hostname(), identity.release()
+        yield f"live system {host}, Linux {release}, times on the {dial.clock} clock"
+        yield ""
+        return
     yield f"history of {describe(recorded.boot)}, times on the {dial.clock} clock"
     for session in recorded.sessions:
         since, until = dial.text(session.started), dial.text(session.covered)
@@ -128,9 +117,9 @@ def _table(found: Iterable[Lifetime], dial: Dial) -> Iterator[str]:
         )
 
 
-def _document(
-    recorded: BootHistory, dial: Dial, time_ns: int | None, found: Iterable[Lifetime]
-) -> dict[str, Any]:
+def _facts(recorded: BootHistory | None, dial: Dial, time_ns: int | None) -> dict[str, Any]:
+    if recorded is None:
+        return {"history": None, "clock": dial.clock}
     boot = recorded.boot
     facts = {"host": boot.host, "release": boot.release, "build_id": boot.build_id}
     return {
@@ -140,7 +129,6 @@ def _document(
         "covered": None if time_ns is None else recorded.covers(time_ns),
         "sessions": [_session(session, dial) for session in recorded.sessions],
         "gaps": [_gap(loss, dial) for loss in recorded.losses],
-        "symbols": [{**_symbol(life, dial), **_details(recorded, dial, life)} for life in found],
     }
 
 
@@ -160,9 +148,9 @@ def _gap(loss: Loss, dial: Dial) -> dict[str, Any]:
     return {"since": since, "until": until, "cause": loss.cause, "count": loss.count}
 
 
-def _details(recorded: BootHistory, dial: Dial, life: Lifetime) -> dict[str, Any]:
+def _details(life: Lifetime, dial: Dial, recorded: BootHistory | None) -> dict[str, Any]:
     """The details of a symbol's program, if the history has any."""
-    program = recorded.programs.of(life)
+    program = None if recorded is None else recorded.programs.of(life)
     if program is None:
         return {}
     is_known = bool(program.tag)
@@ -178,7 +166,7 @@ def _details(recorded: BootHistory, dial: Dial, life: Lifetime) -> dict[str, Any
     }
 
 
-def _symbol(life: Lifetime, dial: Dial) -> dict[str, Any]:
+def _symbol(life: Lifetime, dial: Dial, recorded: BootHistory | None) -> dict[str, Any]:
     symbol = life.symbol
     first, last = life.unloaded_earliest, life.unloaded_latest
     functions = {} if life.functions is None else {"names": len(life.functions)}
@@ -198,4 +186,5 @@ def _symbol(life: Lifetime, dial: Dial) -> dict[str, Any]:
         ],
         "unloaded": None if first is None or last is None else [dial.of(first), dial.of(last)],
         **functions,
+        **_details(life, dial, recorded),
     }
