@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO
 
 import click
 
 from ksym_plugin.cli import options
-from ksym_plugin.cli.output import open_result, plural, say
+from ksym_plugin.cli.output import plural, say, write_text
 from ksym_plugin.stacks import flamegraph, folded, speedscope
 from ksym_plugin.stacks.frames import Stacks
 from ksym_plugin.timeline.errors import KsymError
@@ -70,7 +70,7 @@ def command(
         pieces = flamegraph.draw(stacks, title, width=width, least=min_width, inverted=inverted)
     else:
         pieces = speedscope.write(title, stacks.table, [("all", stacks.ordered())])
-    write(pieces, output)
+    write_text(pieces, output)
 
 
 def read(file: str) -> Stacks:
@@ -93,9 +93,3 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
         if is_start:
             yield line if has_ended else b"-"
         is_start = has_ended
-
-
-def write(pieces: Iterable[str], output: str | None) -> None:
-    """Write text as UTF-8, whatever the terminal's encoding is; bytes of names as they were."""
-    with open_result(output) as target:
-        target.writelines(piece.encode("utf-8", "surrogateescape") for piece in pieces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable
 
 from ksym_plugin.cli.output import say
@@ -12,8 +13,9 @@ from ksym_plugin.kernel.dwarf import ImageLines
 from ksym_plugin.kernel.elf import ElfError
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.kernel.vmlinux import Image
-from ksym_plugin.perf.data import Recorded
+from ksym_plugin.perf.data import Recorded, is_piped
 from ksym_plugin.perf.repaint import StackReader
+from ksym_plugin.perf.script import Input
 from ksym_plugin.timeline.errors import HistoryError, KallsymsError, KsymError, SourceError
 from ksym_plugin.timeline.symbols import Lifetime
 from ksym_plugin.timeline.timeline import Timeline
@@ -53,6 +55,18 @@ def no_history() -> KsymError:
     return HistoryError(
         "there is no history to look back into", "make one with ksym record, or name one with -H"
     )
+
+
+def open_data(path: str | None) -> Input:
+    """A perf.data. KsymError if there is none, or standard input is something else."""
+    if path is None:
+        path = "-" if is_piped() else "perf.data"  # As perf chooses (perf-script(1), -i).
+        if path != "-" and not os.path.exists(path):
+            raise KsymError("there is no perf.data here", "record one, or name it with -i")
+    source = Input(path)
+    if source.path is None:
+        raise KsymError("standard input is no perf.data", "perf's text is for: ksym annotate")
+    return source
 
 
 def read_all(reader: StackReader, pieces: Iterable[bytes]) -> None:

@@ -129,6 +129,12 @@ def open_result(path: str | None) -> Iterator[IO[bytes]]:
         raise
 
 
+def write_text(pieces: Iterable[str], path: str | None) -> None:
+    """Write a result as UTF-8, whatever the terminal's encoding is; bytes of names as they were."""
+    with open_result(path) as target:
+        target.writelines(piece.encode("utf-8", "surrogateescape") for piece in pieces)
+
+
 def _is_special(path: str) -> bool:
     """Whether it is a pipe or a device, which nothing can take the place of."""
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))

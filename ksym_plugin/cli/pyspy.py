@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import click
 
-from ksym_plugin.cli import flamegraph, options, pyspy_record
-from ksym_plugin.cli.output import check_result, plural, say
+from ksym_plugin.cli import options, pyspy_record
+from ksym_plugin.cli.output import check_result, plural, say, write_text
 from ksym_plugin.cli.pyspy_record import Command, RecordingInfo, load_info
 from ksym_plugin.cli.signals import Signals
 from ksym_plugin.history import locate
@@ -22,8 +22,7 @@ from ksym_plugin.perf.text_origin import Text, open_renamer
 from ksym_plugin.python import pyspy, pyspy_match
 from ksym_plugin.python.pyspy_match import Grafted
 from ksym_plugin.python.pyspy_perf import Hit, Reader
-from ksym_plugin.stacks import flamegraph as picture
-from ksym_plugin.stacks import speedscope
+from ksym_plugin.stacks import flamegraph, speedscope
 from ksym_plugin.timeline.errors import KsymError
 
 _SECONDS = 10.0
@@ -43,12 +42,12 @@ class Targets(NamedTuple):
         stacks = grafted.stacks
         if self.output:
             pieces = speedscope.write(title, stacks.table, grafted.profiles())
-            flamegraph.write(pieces, self.output)
+            write_text(pieces, self.output)
         if self.folded:
             lines = (f"{text} {count}\n" for text, count in stacks.by_text().items())
-            flamegraph.write(lines, self.folded)
+            write_text(lines, self.folded)
         if self.svg:
-            flamegraph.write(picture.draw(stacks, title), self.svg)
+            write_text(flamegraph.draw(stacks, title), self.svg)
 
 
 def target_options(command: options.Command) -> options.Command:

@@ -12,7 +12,6 @@ import click
 
 from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import say, write_json, write_lines
-from ksym_plugin.cli.script import open_data
 from ksym_plugin.history.locate import Choice
 from ksym_plugin.perf import report, session
 from ksym_plugin.perf.script import STACKS, Child, Input, Request, clocks
@@ -109,7 +108,7 @@ def account(
     """
     request = Request(perf_options)
     request.refuse_for_stacks()
-    source = open_data(data)
+    source = inputs.open_data(data)
     if source.recorded.other_split:
         raise KsymError(
             f"its BPF programs cannot be told: {source.recorded.other_split}", "use perf report"

@@ -16,19 +16,16 @@ from ksym_plugin.cli import inputs, options
 from ksym_plugin.cli.output import open_result, say, write_pieces
 from ksym_plugin.history.locate import Choice
 from ksym_plugin.perf import session
-from ksym_plugin.perf.data import is_piped
 from ksym_plugin.perf.script import (
     STACKS,
     WITHOUT_VALUE,
     Child,
-    Input,
     Request,
     ScriptText,
     clocks,
 )
 from ksym_plugin.perf.stack_output import TextStacks, open_output
 from ksym_plugin.stacks.frames import SAMPLES
-from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import Locator
 
 _OURS = (
@@ -142,7 +139,7 @@ def command(
         request.refuse_for_stacks()
     elif weight is not None:
         raise click.UsageError("--weight is for what counts samples: text has each of them")
-    source = open_data(data)
+    source = inputs.open_data(data)
     file = inputs.vmlinux_for_data(image, with_lines, source.recorded)
     with contextlib.ExitStack() as stack:
         known = session.open_session(history, source.path, source.recorded, clock)
@@ -171,18 +168,6 @@ def command(
             say(*renamer.report())
         if status:
             raise click.exceptions.Exit(status)
-
-
-def open_data(path: str | None) -> Input:
-    """A perf.data. KsymError if there is none, or standard input is something else."""
-    if path is None:
-        path = "-" if is_piped() else "perf.data"  # As perf chooses (perf-script(1), -i).
-        if path != "-" and not os.path.exists(path):
-            raise KsymError("there is no perf.data here", "record one, or name it with -i")
-    source = Input(path)
-    if source.path is None:
-        raise KsymError("standard input is no perf.data", "perf's text is for: ksym annotate")
-    return source
 
 
 @contextlib.contextmanager
