@@ -1,4 +1,4 @@
-"""What commands read: the running system, a history, the kernel's file, and perf's text."""
+"""What commands read: the running system, a history, the kernel's file, perf.data, perf's text."""
 
 from __future__ import annotations
 

@@ -42,7 +42,6 @@ _FAILURES = 30
 _TAIL = 1 << 13
 #: How long it may then take to write its file, as it may have the process stopped.
 _STUCK_SECONDS = 5.0
-_SAMPLING = b"Sampling process"
 #: The files in the folder of ``ksym pyspy record --keep``.
 PERF_DATA = "perf.data"
 PYSPY = "pyspy.json"
@@ -301,7 +300,7 @@ class Sampling(contextlib.ExitStack):
         until = time.monotonic() + (_PYTHON_SECONDS if is_starting else 0)
         while True:
             self._py_spy = self._start(call, LOG, RUST_LOG="py_spy=info,remoteprocess=debug")
-            if self._py_spy.wait_for(_SAMPLING):
+            if self._py_spy.wait_for(b"Sampling process"):
                 return
             if time.monotonic() >= until or not is_running(self._pid):
                 self._require_target()

@@ -30,7 +30,6 @@ from ksym_plugin.timeline.tracker import Source, Tracker
 
 #: How often a history is cut to --max-age and --max-size, in ns.
 _RETENTION_SPAN = 300 * SECOND
-_FAILED = 1
 
 
 @click.command(
@@ -196,7 +195,7 @@ class Recording:
             say(f"{error}; recording has stopped, {command[0]} goes on")
             self._has_failed = True
             self._signals.wait(child)
-            return _FAILED
+            return 1
         return shell_status(child.returncode)
 
     def _step(self) -> set[int]:
