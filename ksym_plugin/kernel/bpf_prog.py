@@ -12,6 +12,7 @@ import os
 import struct
 import time
 from array import array
+from bisect import bisect_right
 
 from ksym_plugin.kernel import btf, privileges, syscalls
 from ksym_plugin.timeline.errors import SourceError
@@ -30,7 +31,7 @@ from ksym_plugin.timeline.symbols import trampoline_key
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import TypeVar
+    from typing import Any, TypeVar
 
     from ksym_plugin.timeline.program import LineRow, LineTable
     from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
@@ -41,16 +42,17 @@ if TYPE_CHECKING:
 #: line_info and prog_tags came with Linux 5.0 (c454a46b5efd, c872bdb38feb), before KSYMBOL;
 #: run times with 5.1 (5f8f8b93aeb8), recursion_misses with 5.12 (9ed9e9ba2337), the function
 #: that is traced with 6.0 (b79c9fc9551b). An older kernel leaves the end of it alone.
-_INFO_SIZE = 232
-_HEAD = struct.Struct("=II8sI")  # type, id, tag, jited_prog_len
-_LOADED = struct.Struct("=QI")  # load_time, created_by_uid, at 40
-_NAME = slice(64, 80)
-# From 104: numbers and pointers of the functions' starts and lengths; the BTF's id; size,
-# pointer and number of func_info; numbers and pointers of line_info and jited_line_info,
-# their record sizes; number and pointer of the tags.
-_ARRAYS = struct.Struct("=IIQQIIQIIQQIIIIQ")
-_COST = struct.Struct("=QQQ")  # run_time_ns, run_cnt, recursion_misses, at 192
-_ATTACHED = struct.Struct("=II")  # attach_btf_obj_id, attach_btf_id, at 220
+_INFO = struct.Struct(
+    "="
+    "II8sI20x"  # type, id, tag, jited_prog_len
+    "QI12x16s24x"  # load_time, created_by_uid, name
+    "IIQQ"  # nr_jited_ksyms, nr_jited_func_lens, jited_ksyms, jited_func_lens
+    "IIQI"  # btf_id, func_info_rec_size, func_info, nr_func_info
+    "IQQIII"  # nr_line_info, line_info, jited_line_info, its number, their record sizes
+    "IQ"  # nr_prog_tags, prog_tags
+    "QQQ4x"  # run_time_ns, run_cnt, recursion_misses
+    "II4x"  # attach_btf_obj_id, attach_btf_id
+)
 _FUNC_INFO_SIZE = 8  # insn_off, type_id
 _LINE_INFO = struct.Struct("=IIII")  # insn_off, file_name_off, line_off, line_col
 _LINE_SHIFT = 10
@@ -67,22 +69,18 @@ _RUN_TIME = 0
 class ProgramInfo:
     """The bpf_prog_info of one loaded program.
 
-    ``load_time`` is CLOCK_MONOTONIC ns, never later than the true start of its
-    BPF_PROG_LOAD. ``jited_length`` is that of the main function in bytes, 0 if it is not
-    JITed. ``functions`` are (start, length) of the main program and its subprograms in the
-    kernel's order, and ``tags`` theirs; empty if the program is not JITed. ``name`` is cut
-    at 15 characters (BPF_OBJ_NAME_LEN). ``hidden`` says that the program has functions and
-    the kernel does not show where. ``split_tag`` is the tag of the main function on its
-    own, where there are others; its symbol has ``tag``, which is that of the whole program.
-    ``has_btf`` says that its functions may have other names than ``name``. ``runs`` and
-    ``run_ns`` are counted while somebody wants them: see ``measure``. ``misses`` counts
-    how often it was not run since it was running.
+    ``name`` is cut at 15 characters (BPF_OBJ_NAME_LEN). ``load_time`` is CLOCK_MONOTONIC ns,
+    never later than the true start of its BPF_PROG_LOAD. ``functions`` are (start, length) of
+    the main program and its subprograms in the kernel's order, and ``tags`` theirs; empty if
+    it is not JITed, or if the kernel does not show where they are (``hidden``).
+    ``jited_length`` is that of the main function in bytes, 0 if it is not JITed.
+    ``split_tag`` is the tag of the main function on its own, where there are others; its
+    symbol has ``tag``, which is that of the whole program. ``has_btf`` says that functions
+    may have other names than ``name``. ``runs`` and ``run_ns`` are counted after ``measure``,
+    and ``misses`` counts how often it was not run since it was running. ``func_infos`` and
+    ``lines`` are numbers of records, ``target`` is the key of the trampoline of the function
+    that it traces, 0 for none.
     """
-
-    __slots__ = (
-        "functions", "has_btf", "hidden", "id", "jited_length", "load_time", "misses", "name",
-        "run_ns", "runs", "split_tag", "tag", "tags", "type", "uid",
-    )  # fmt: skip
 
     def __init__(
         self, id: int, type: int, tag: str, name: str, load_time: int, uid: int, hidden: bool
@@ -100,9 +98,7 @@ class ProgramInfo:
         self.split_tag = tag
         self.has_btf = True
         self.run_ns = self.runs = self.misses = 0
-
-    def __repr__(self) -> str:
-        return f"ProgramInfo({self.id}, {self.tag}, {self.name}, {len(self.functions)} functions)"
+        self.btf_id = self.func_infos = self.lines = self.target = 0
 
 
 def open_program(program_id: int) -> int:
@@ -148,7 +144,6 @@ class ProgramReader:
     """
 
     def __init__(self) -> None:
-        self._info = array("B", bytes(_INFO_SIZE))
         self._make_room(_FUNCTION_ROOM, 0)
         self._btf: tuple[int, bytes] = (0, b"")
         self._targets = btf.Targets()
@@ -164,29 +159,21 @@ class ProgramReader:
                 if error.errno == errno.ENOENT:
                     return
                 raise privileges.bpf_refusal(error) from error
-            found = attr[1]
-            yield found
-            attr[0] = found
+            attr[0] = attr[1]
+            yield attr[1]
 
     def newer_than(self, after: int) -> Iterator[ProgramInfo]:
         """The programs with ids above ``after``: what was loaded since, until ids wrap."""
         # To the end first: what loads meanwhile must not keep the walk going for ever.
-        yield from self.by_id(list(self.ids(after)))
+        return self.by_id(list(self.ids(after)))
 
     def by_id(self, program_ids: Iterable[int]) -> Iterator[ProgramInfo]:
         """Those of the programs that are still there."""
-        for program_id in program_ids:
-            found = self.program(program_id)
-            if found is not None:
-                yield found
+        return filter(None, map(self.program, program_ids))
 
     def program(self, program_id: int) -> ProgramInfo | None:
         """One program; None if it is gone."""
         return _with_program(program_id, self.info)
-
-    def info(self, fd: int) -> ProgramInfo:
-        """The program that ``fd`` holds."""
-        return self._parse(self._read_info(fd, False))
 
     def function_names(self, program_id: int) -> list[str]:
         """The kernel's names of a program's functions, as kallsyms has them.
@@ -195,8 +182,7 @@ class ProgramReader:
         (net.core.bpf_jit_kallsyms = 0). A name that is not known is ``""``; the list is
         empty if the program is gone.
         """
-        found = _with_program(program_id, lambda fd: self._read_info(fd, False))
-        return [] if found is None else self._names(self._parse(found), found)
+        return _with_program(program_id, lambda fd: self._names(self.info(fd))) or []
 
     def details(self, program_id: int, fd: int = -1) -> ProgramDetails:
         """A program with its names and lines; ``fd`` holds it already, or it is looked for."""
@@ -204,37 +190,70 @@ class ProgramReader:
             return self._details(fd)
         return _with_program(program_id, self._details) or ProgramDetails(program_id, GONE)
 
+    def info(self, fd: int, with_lines: bool = False) -> ProgramInfo:
+        """The program that ``fd`` holds; the buffers have its names, and its lines if wanted."""
+        (
+            type_, program_id, tag, jited, load_time, uid, name, starts, lengths, starts_at, _,
+            btf_id, _, _, func_infos, lines, _, lines_at, jited_lines, _, _, _, _,
+            run_ns, runs, misses, holder, target,
+        ) = self._ask(fd, with_lines)  # fmt: skip
+        functions = min(starts, lengths)
+        most, most_lines = max(functions, func_infos), max(lines, jited_lines) * with_lines
+        if most > len(self._starts) or most_lines > len(self._addresses):
+            rows = max(most_lines, len(self._addresses), _LINE_ROOM)
+            self._make_room(max(most, len(self._starts)), rows)
+            return self.info(fd, with_lines)
+        # Blanked: the kernel clears the pointer (kptr_restrict) or the numbers (no CAP_BPF),
+        # and leaves what was in the buffer before.
+        hidden = bool(functions and not starts_at and jited)
+        name = name.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+        load_time -= boottime_ahead()
+        info = ProgramInfo(program_id, type_, tag.hex(), name, load_time, uid, hidden)
+        info.jited_length = jited
+        info.run_ns, info.runs, info.misses = run_ns, runs, misses
+        info.btf_id, info.func_infos, info.has_btf = btf_id, func_infos, bool(func_infos)
+        info.lines = min(lines, jited_lines) if lines_at else 0
+        info.target = holder << 32 | btf.IN_BTF | target if target else 0
+        if starts_at:
+            self._add_functions(info, functions)
+        return info
+
+    def _add_functions(self, info: ProgramInfo, count: int) -> None:
+        tags = self._tags.tobytes()
+        for at, (start, length) in enumerate(zip(self._starts[:count], self._lengths)):
+            # A program that is not JITed has the interpreter's address and no length.
+            if start and length:
+                info.functions.append((start, length))
+                info.tags.append(tags[_TAG_SIZE * at : _TAG_SIZE * (at + 1)].hex())
+        if info.tags:
+            info.split_tag, info.tags[0] = info.tags[0], info.tag
+
     def _details(self, fd: int) -> ProgramDetails:
         # Its BTF may go with the program, which is held until all is read.
-        found = self._read_info(fd, True)
-        info = self._parse(found)
+        info = self.info(fd, with_lines=True)
         details = ProgramDetails(info.id, "")
         details.type, details.tag, details.uid = info.type, info.tag, info.uid
         details.load_time = info.load_time
-        holder, type_id = _ATTACHED.unpack_from(self._info, 220)
-        key = holder << 32 | btf.IN_BTF | type_id
-        if type_id and self._targets.name(key):
-            details.trampoline, details.target = key, self._targets.name(key)
-        if not info.jited_length:
-            details.problem = NOT_JITED
-        elif info.hidden:
-            details.problem = HIDDEN
-        else:
-            self._add_functions(details, info, found)
-        return details
-
-    def _add_functions(self, details: ProgramDetails, info: ProgramInfo, found: _Arrays) -> None:
+        details.target = self._targets.name(info.target)
+        details.trampoline = info.target if details.target else 0
+        if not info.jited_length or info.hidden:
+            details.problem = HIDDEN if info.hidden else NOT_JITED
+            return details
         details.functions = [
             (start, length, name)
-            for (start, length), name in zip(info.functions, self._names(info, found))
+            for (start, length), name in zip(info.functions, self._names(info))
         ]
-        blob = self._btf_of(found.btf_id)
-        rows = min(found.lines, found.jited_lines)
-        if not blob or not rows or not found.jited_lines_at:
+        blob = self._btf_of(info.btf_id)
+        if blob and info.lines:
+            details.lines, details.digest = self._table(info, blob)
+        else:
             details.problem = WITHOUT
-            return
-        records = bytes(memoryview(self._lines)[: _LINE_INFO.size * rows])
-        offsets = rows_of(info.functions, self._addresses[:rows].tolist())
+        return details
+
+    def _table(self, info: ProgramInfo, blob: bytes) -> tuple[bytes, bytes]:
+        """The packed lines, and their digest."""
+        records = self._lines[: _LINE_INFO.size * info.lines].tobytes()
+        offsets = rows_of(info.functions, self._addresses[: info.lines].tolist())
         lengths = array("I", [length for _, length in info.functions])
         key = (records, array("I", [at for _, at in offsets]).tobytes(), lengths.tobytes(), blob)
         if key not in self._packed:
@@ -242,26 +261,26 @@ class ProgramReader:
                 self._packed.clear()
             table = pack_lines(rows_with_lines(records, offsets, len(lengths), blob))
             self._packed[key] = (table, digest_of(table))
-        details.lines, details.digest = self._packed[key]
+        return self._packed[key]
 
-    def _names(self, info: ProgramInfo, found: _Arrays) -> list[str]:
+    def _names(self, info: ProgramInfo) -> list[str]:
         """As the kernel makes them: see bpf_get_prog_name() in kernel/bpf/core.c."""
-        if not found.func_infos:
+        if not info.func_infos:
             return plain_names(info)
-        type_ids = self._func_infos[1 : 2 * found.func_infos : 2].tolist()
-        names = btf.function_names(self._btf_of(found.btf_id), type_ids)
+        type_ids = self._func_infos[1 : 2 * info.func_infos : 2].tolist()
+        names = btf.function_names(self._btf_of(info.btf_id), type_ids)
         full = [names.get(type_id, "") for type_id in type_ids]
         full += ["F"] * (len(info.tags) - len(full))
         return [f"bpf_prog_{tag}_{name}" if name else "" for tag, name in zip(info.tags, full)]
 
     def _btf_of(self, btf_id: int) -> bytes:
         """A BTF object's bytes, none where it may not be read. Programs of a file share one."""
-        if not btf_id or self._btf[0] == btf_id:
-            return self._btf[1] if btf_id else b""
-        blob = btf.read(btf_id)
-        if blob:  # What failed may work the next time.
+        if btf_id != self._btf[0]:
+            blob = btf.read(btf_id)
+            if not blob:  # It may work the next time.
+                return b""
             self._btf = (btf_id, blob)
-        return blob
+        return self._btf[1]
 
     def _make_room(self, functions: int, lines: int) -> None:
         self._starts = array("Q", bytes(8 * functions))
@@ -271,74 +290,29 @@ class ProgramReader:
         self._lines = array("B", bytes(_LINE_INFO.size * lines))
         self._addresses = array("Q", bytes(8 * lines))
 
-    def _read_info(self, fd: int, with_lines: bool) -> _Arrays:
-        """Fill the buffers; once more if the program has more than they hold."""
-        while True:
-            functions = len(self._starts)
-            lines = len(self._addresses) if with_lines else 0
-            starts, lengths, func_infos, rows, addresses, tags = (
-                buffer.buffer_info()[0]
-                for buffer in (
-                    self._starts, self._lengths, self._func_infos,
-                    self._lines, self._addresses, self._tags,
-                )
-            )  # fmt: skip
-            self._info[:] = array("B", bytes(_INFO_SIZE))
-            _ARRAYS.pack_into(
-                self._info, 104,
-                functions, functions, starts, lengths,
-                0, _FUNC_INFO_SIZE, func_infos, functions,
-                lines, rows, addresses, lines, _LINE_INFO.size, 8,
-                functions, tags,
-            )  # fmt: skip
-            try:
-                syscalls.object_info(fd, self._info)
-            except OSError as error:
-                raise privileges.bpf_refusal(error) from error
-            found = _Arrays(self._info)
-            most = max(found.functions, found.func_infos)
-            most_lines = max(found.lines, found.jited_lines) if with_lines else 0
-            if most <= functions and most_lines <= lines:
-                return found
-            self._make_room(max(most, functions), max(most_lines, lines, _LINE_ROOM))
-
-    def _parse(self, found: _Arrays) -> ProgramInfo:
-        info = self._info
-        type_, program_id, tag, jited = _HEAD.unpack_from(info, 0)
-        load_time, uid = _LOADED.unpack_from(info, 40)
-        name = info[_NAME].tobytes().split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
-        # Blanked: the kernel clears the pointer (kptr_restrict) or the numbers (no CAP_BPF),
-        # and leaves what was in the buffer before.
-        hidden = bool(found.functions and not found.starts_at and jited)
-        program = ProgramInfo(
-            program_id, type_, tag.hex(), name, load_time - boottime_ahead(), uid, hidden
-        )
-        program.jited_length = jited
-        program.run_ns, program.runs, program.misses = _COST.unpack_from(info, 192)
-        program.has_btf = bool(found.func_infos)
-        tags = self._tags.tobytes()
-        for at in range(found.functions if found.starts_at else 0):
-            start, length = self._starts[at], self._lengths[at]
-            # A program that is not JITed has the interpreter's address and no length.
-            if start and length:
-                program.functions.append((start, length))
-                program.tags.append(tags[_TAG_SIZE * at : _TAG_SIZE * (at + 1)].hex())
-        if program.tags:
-            program.split_tag, program.tags[0] = program.tags[0], program.tag
-        return program
-
-
-class _Arrays:
-    """The numbers and pointers that the kernel left in a bpf_prog_info."""
-
-    __slots__ = (
-        "btf_id", "func_infos", "functions", "jited_lines", "jited_lines_at", "lines", "starts_at",
-    )  # fmt: skip
-
-    def __init__(self, info: array[int]) -> None:
-        starts, lengths, self.starts_at, _, self.btf_id, *more = _ARRAYS.unpack_from(info, 104)
-        _, _, self.func_infos, self.lines, _, self.jited_lines_at, self.jited_lines = more[:7]
-        self.functions = min(starts, lengths)
+    def _ask(self, fd: int, with_lines: bool) -> tuple[Any, ...]:
+        """The fields of ``_INFO``; what they point to is in the buffers."""
+        functions = len(self._starts)
+        lines = len(self._addresses) if with_lines else 0
+        starts, lengths, func_infos, rows, addresses, tags = (
+            buffer.buffer_info()[0]
+            for buffer in (
+                self._starts, self._lengths, self._func_infos,
+                self._lines, self._addresses, self._tags,
+            )
+        )  # fmt: skip
+        fields = _INFO.pack(
+            0, 0, b"", 0, 0, 0, b"", functions, functions, starts, lengths,
+            0, _FUNC_INFO_SIZE, func_infos, functions,
+            lines, rows, addresses, lines, _LINE_INFO.size, 8, functions, tags,
+            0, 0, 0, 0, 0,
+        )  # fmt: skip
+        info = array("B", fields)
+        try:
+            syscalls.object_info(fd, info)
+        except OSError as error:
+            raise privileges.bpf_refusal(error) from error
+        return _INFO.unpack(info)
 
 
 def boottime_ahead() -> int:
@@ -357,17 +331,11 @@ def rows_of(functions: list[tuple[int, int]], addresses: list[int]) -> list[tupl
     ``functions`` are (start, length). (-1, 0) for an address outside of all of them.
     """
     found = []
-    last = 0
+    in_order = sorted((start, number) for number, (start, _) in enumerate(functions))
     for address in addresses:
-        # Rows are in program order: most are in the function that the one before is in.
-        for number in (last, *range(len(functions))):
-            start, length = functions[number]
-            if start <= address < start + length:
-                found.append((number, address - start))
-                last = number
-                break
-        else:
-            found.append((-1, 0))
+        start, number = in_order[bisect_right(in_order, (address, len(functions))) - 1]
+        offset = address - start
+        found.append((number, offset) if 0 <= offset < functions[number][1] else (-1, 0))
     return found
 
 
@@ -376,9 +344,8 @@ def rows_with_lines(
 ) -> list[list[LineRow]]:
     """Each function's rows, by offset, from bpf_line_info records and the program's BTF."""
     _, strings = btf.sections(blob)
-    texts = {at: "" for _, *both, _ in _LINE_INFO.iter_unpack(records) for at in both}
-    for at in texts:
-        texts[at] = btf.string(strings, at) if at < len(strings) else ""
+    used = {at for _, *both, _ in _LINE_INFO.iter_unpack(records) for at in both}
+    texts = {at: btf.string(strings, at) for at in used}
     rows: list[list[LineRow]] = [[] for _ in range(functions)]
     for (_, file, text, place), (function, offset) in zip(_LINE_INFO.iter_unpack(records), offsets):
         if function >= 0:
@@ -414,15 +381,14 @@ class LiveLines:
 
     def _read(self, lifetime: Lifetime) -> tuple[list[int], LineTable, str | None]:
         prog_id = lifetime.prog_id
-        if prog_id in self._known:
-            return self._known[prog_id]
-        try:
-            details = None if prog_id is None else self._reader.details(prog_id)
-        except SourceError:
-            details = None
-        if prog_id is None or details is None:
+        if prog_id is None:
             return [], unpack_lines(b""), None
-        starts = [start for start, _, _ in details.functions]
-        name = details.functions[0][2] if starts else None
-        self._known[prog_id] = known = (starts, unpack_lines(details.lines), name or None)
-        return known
+        if prog_id not in self._known:
+            try:
+                details = self._reader.details(prog_id)
+            except SourceError:
+                return [], unpack_lines(b""), None
+            starts = [start for start, _, _ in details.functions]
+            name = details.functions[0][2] if starts else None
+            self._known[prog_id] = (starts, unpack_lines(details.lines), name or None)
+        return self._known[prog_id]
