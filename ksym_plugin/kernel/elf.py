@@ -12,10 +12,11 @@ import struct
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from itertools import islice
-from operator import le, lt
+from itertools import groupby, islice
+from operator import itemgetter, le
 
 from ksym_plugin.kernel import cache
+from ksym_plugin.kernel.identity import build_id_of
 from ksym_plugin.kernel.kallsyms import ANCHORS
 from ksym_plugin.timeline.errors import KsymError
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
     from elftools.elf.sections import Section
 
+    from ksym_plugin.timeline.packed import FunctionRow
+
     #: Start, size, binding, and where the name is.
     Row = tuple[int, int, int, int]
 
@@ -33,20 +36,17 @@ TOP = (1 << 64) - 1
 _DOLLAR = 36
 _LOCAL = 0
 _WEAK = 2
-#: How far behind the nearest symbol one is looked for that is still long enough.
-_MOST_BACK = 64
+#: How many of the names before an address are checked for reaching it.
+_MOST_BACK = 128
 #: Names of sections are shorter, and longer ones of symbols are cut: of a damaged file all
 #: could be as long as the file is.
 _LONGEST_NAME = 4096
 _EXECUTABLE = 4  # SHF_EXECINSTR
-_NOTYPE = 0
-_FUNC = 2
-_TYPES = frozenset((_NOTYPE, _FUNC))
+_TYPES = (0, 2)  # STT_NOTYPE, STT_FUNC
 _WIDE = "IBBHQQ"  # Elf64_Sym: name, info, other, section, value, size
 _NARROW = "IIIBBH"  # Elf32_Sym: name, value, size, info, other, section
-#: The types of the columns that the cache has of a file, beside build id and strings.
-_COLUMNS = "QQQIQIQ"
-_PARTS = len(_COLUMNS) + 2
+#: The types of the columns that the cache has of a file, between build id and strings.
+_COLUMNS = "QQQIQ"
 _DWARF = (".debug_info", ".debug_abbrev", ".debug_line")
 _ZLIB = 1  # ELFCOMPRESS_ZLIB
 _SMALLEST_HEADER = 40  # Elf32_Shdr
@@ -63,12 +63,12 @@ class ElfError(KsymError):
 
 
 class ElfFile:
-    """The functions of one file, one a start, sorted by the addresses they were linked at.
+    """The functions of one file, sorted by the addresses they were linked at.
 
-    ``starts`` are these addresses. ``build_id`` is in hex, None where there is none.
-    ``anchors`` are the addresses that ``_text`` and ``_stext`` were linked at, if there are
-    such symbols: how far one of them is from there at run time is KASLR's offset. Raises
-    ElfError.
+    ``starts`` are these addresses, once for each name. ``build_id`` is in hex, None where
+    there is none. ``anchors`` are the addresses that ``_text`` and ``_stext`` were linked at,
+    if there are such symbols: how far one of them is from there at run time is KASLR's
+    offset. Raises ElfError.
     """
 
     def __init__(self, path: str, sections: Mapping[str, int] | None = None) -> None:
@@ -77,7 +77,7 @@ class ElfFile:
         self.build_id: str | None = None
         self.anchors: dict[str, int] = {}
         with open_elf(path) as elf:
-            self._read(elf, sections)
+            self._read(elf, sections or {})
 
     @classmethod
     def cached(cls, path: str) -> ElfFile:
@@ -86,7 +86,7 @@ class ElfFile:
             identity = cache.identity(path)
         except OSError:
             return cls(path)
-        file = cls._of_parts(path, cache.load(identity, _PARTS))
+        file = cls._of_parts(path, cache.load(identity, len(_COLUMNS) + 2))
         if file is None:
             file = cls(path)
             cache.store(identity, file._parts())
@@ -107,36 +107,30 @@ class ElfFile:
         file = cls.__new__(cls)
         file.path = path
         file.build_id = build_id.hex() or None
-        anchors, file.starts, file._ends, file._names, *rest = arrays
+        anchors, file.starts, file._ends, file._names, file._bounds = arrays
         file.anchors = {name: at for name, at in zip(ANCHORS, anchors) if at}
-        file._aliased, file._aliases, file._bounds = rest
         file._strings = strings
         return file if file._is_sound() else None
 
     def _parts(self) -> list[bytes]:
         """All of it in bytes, for the same kind of machine."""
-        columns = (
-            array("Q", [self.anchors.get(name, 0) for name in ANCHORS]),
-            self.starts, self._ends, self._names, self._aliased, self._aliases, self._bounds,
-        )  # fmt: skip
+        anchors = array("Q", [self.anchors.get(name, 0) for name in ANCHORS])
+        columns = (anchors, self.starts, self._ends, self._names, self._bounds)
         parts = [column.tobytes() for column in columns]
         return [bytes.fromhex(self.build_id or ""), *parts, self._strings]
 
     def _is_sound(self) -> bool:
         """Whether look-ups can rely on what was read from the cache."""
-        rising = iter(self.starts)
-        next(rising, None)
         return (
             len(self.starts) == len(self._ends) == len(self._names)
-            and len(self._aliased) == len(self._aliases)
             and len(self._bounds) % 2 == 0
-            and all(map(lt, self.starts, rising))
+            and all(map(le, self.starts, islice(self.starts, 1, None)))
             and all(map(le, self.starts, self._ends))
             and self._strings[-1:] == b"\0"
-            and max((*self._names, *self._aliases), default=0) < len(self._strings)
+            and max(self._names, default=0) < len(self._strings)
         )
 
-    def _read(self, elf: ELFFile, sections: Mapping[str, int] | None) -> None:
+    def _read(self, elf: ELFFile, sections: Mapping[str, int]) -> None:
         self.build_id = _build_id(elf, os.path.getsize(self.path))
         table = elf.get_section_by_name(".symtab")
         if table is None or table["sh_type"] != "SHT_SYMTAB":
@@ -145,33 +139,22 @@ class ElfFile:
             )
         bases, bounds = _bases(elf, sections)
         strings = self._data(elf.get_section(table["sh_link"])) + b"\0"
-        order = "<" if elf.little_endian else ">"
-        rows = struct.iter_unpack(
-            order + (_WIDE if elf.elfclass == 64 else _NARROW), self._data(table)
-        )
-        if elf.elfclass != 64:
-            rows = ((row[0], row[3], row[4], row[5], row[1], row[2]) for row in rows)
         anchors = {at: name for name in ANCHORS for at in _offsets_of(name, strings)}
         found = []
-        for name, info, _, section, value, size in rows:
+        for name, info, _, section, value, size in _symbols(elf, self._data(table)):
             if name in anchors and section:
                 self.anchors[anchors[name]] = value
             if info & 15 in _TYPES and section in bases and 0 < name < len(strings):
                 start = value + bases[section]
-                if start < TOP:
+                # ARM and AArch64 mark with $ where code and literals begin.
+                if start < TOP and strings[name] != _DOLLAR:
                     found.append((start, size, info >> 4, name))
-        self._set_functions(found, strings)
-        self._bounds = array("Q", bounds)
-
-    def _set_functions(self, rows: list[Row], strings: bytes) -> None:
-        chosen, others = _chosen(rows, strings)
-        self.starts = array("Q", chosen)
-        self._ends = array("Q", [min(row[0] + row[1], TOP) for row in chosen.values()])
+        in_order = _in_order(found, strings)
+        self.starts = array("Q", [row[0] for row in in_order])
+        self._ends = array("Q", [min(row[0] + row[1], TOP) for row in in_order])
         # Names are where they begin in ``strings``, which end with a NUL.
-        self._names = array("I", [row[3] for row in chosen.values()])
-        # The names that were not chosen, and the starts of theirs.
-        self._aliased = array("Q", [start for start, names in others.items() for _ in names])
-        self._aliases = array("I", [name for names in others.values() for name in names])
+        self._names = array("I", [row[3] for row in in_order])
+        self._bounds = array("Q", bounds)
         self._strings = strings
 
     def _data(self, section: Section) -> bytes:
@@ -190,59 +173,63 @@ class ElfFile:
         A function of a known size has all bytes within it. One without, as those written
         in assembly may be, goes on to the next symbol or to the end of its section.
         """
-        at = bisect_right(self.starts, address) - 1
-        open_at = -1
-        for index in range(at, max(at - _MOST_BACK, -1), -1):
-            if self._ends[index] == self.starts[index]:
-                open_at = index if index == at else open_at
-            elif address < self._ends[index]:
-                return self.starts[index], self._ends[index], self._name(self._names[index])
-        return None if open_at < 0 else self._find_open(open_at, address)
+        starts, ends = self.starts, self._ends
+        after = bisect_right(starts, address)
+        for index in range(after - 1, max(after - _MOST_BACK, 0) - 1, -1):
+            if address < ends[index]:
+                start = starts[index]
+                return start, ends[index], self._name(bisect_left(starts, start))
+        if not after or not self.is_open(starts[after - 1]):
+            return None
+        start = starts[after - 1]
+        bounds = zip(self._bounds[::2], self._bounds[1::2])
+        end = next((last for first, last in bounds if first <= start < last), 0)
+        end = min([end, *starts[after : after + 1]])
+        return (start, end, self._name(bisect_left(starts, start))) if address < end else None
 
-    def _find_open(self, index: int, address: int) -> tuple[int, int, str] | None:
-        start = self.starts[index]
-        after = self.starts[index + 1] if index + 1 < len(self.starts) else TOP
-        for first, last in zip(self._bounds[::2], self._bounds[1::2]):
-            if first <= start < last:
-                end = min(after, last)
-                return (start, end, self._name(self._names[index])) if address < end else None
-        return None
+    def functions(self) -> list[FunctionRow]:
+        """Start, length and name of each function, aliases behind the best name."""
+        rows = []
+        for index, start in enumerate(self.starts):
+            found = self.find(start)
+            if found is not None and found[0] == start:
+                rows.append((start, found[1] - start, self._name(index)))
+        return rows
 
     def is_open(self, start: int) -> bool:
         """Whether the file does not say how long the function at ``start`` is."""
-        at = bisect_right(self.starts, start) - 1
-        return at >= 0 and self.starts[at] == start == self._ends[at]
+        at = bisect_left(self.starts, start)
+        return at < len(self) and self.starts[at] == start == self._ends[at]
 
     def aliases(self, start: int) -> list[str]:
         """The other names of the function that begins there, the best first."""
-        own = range(bisect_left(self._aliased, start), bisect_right(self._aliased, start))
-        return [self._name(self._aliases[index]) for index in own]
+        first, last = bisect_left(self.starts, start), bisect_right(self.starts, start)
+        return [self._name(index) for index in range(first + 1, last)]
 
-    def _name(self, at: int) -> str:
-        return _string(self._strings, at).decode("utf-8", "backslashreplace")
+    def _name(self, index: int) -> str:
+        return _string(self._strings, self._names[index]).decode("utf-8", "backslashreplace")
 
 
-def _chosen(rows: list[Row], strings: bytes) -> tuple[dict[int, Row], dict[int, list[int]]]:
-    """By starts, ascending: the row of the best name, as kallsyms prefers them; and where the
-    other names are, the best first."""
-    if b"\0$" in strings:
-        # ARM's and AArch64's marks of where code and literals begin.
-        rows = [row for row in rows if strings[row[3]] != _DOLLAR]
-    rows.sort()
-    chosen = {row[0]: row for row in rows}
-    others: dict[int, list[int]] = {}
-    if len(chosen) == len(rows):
-        return chosen, others
-    shared = {row[0] for row, after in zip(rows, rows[1:]) if row[0] == after[0]}
-    groups: dict[int, list[Row]] = {}
-    for row in rows:
-        if row[0] in shared:
-            groups.setdefault(row[0], []).append(row)
-    for start, group in groups.items():
-        best, *rest = sorted(group, key=lambda row: _preference(row, strings))
-        chosen[start] = (start, max(row[1] for row in group), best[2], best[3])
-        others[start] = [row[3] for row in rest]
-    return chosen, others
+def _symbols(elf: ELFFile, data: bytes) -> Iterator[tuple[int, ...]]:
+    """The fields of each symbol, in the order of Elf64_Sym."""
+    order = "<" if elf.little_endian else ">"
+    if elf.elfclass == 64:
+        return struct.iter_unpack(order + _WIDE, data)
+    rows = struct.iter_unpack(order + _NARROW, data)
+    return ((row[0], row[3], row[4], row[5], row[1], row[2]) for row in rows)
+
+
+def _in_order(rows: list[Row], strings: bytes) -> list[Row]:
+    """By start; the names of one start as kallsyms prefers them, with the largest size."""
+    found = []
+    for start, group in groupby(sorted(rows), itemgetter(0)):
+        same = list(group)
+        if len(same) > 1:
+            same.sort(key=lambda row: _preference(row, strings))
+            size = max(row[1] for row in same)
+            same = [(start, size, binding, name) for _, _, binding, name in same]
+        found += same
+    return found
 
 
 def _preference(row: Row, strings: bytes) -> tuple[bool, bool, bool, int, int, bytes]:
@@ -280,7 +267,7 @@ def module_path(name: str, release: str, root: str = _MODULES) -> str | None:
                 if stem.replace("-", "_") == name:
                     return os.path.join(folder, path)
     except OSError:
-        return None
+        pass
     return None
 
 
@@ -305,17 +292,14 @@ def _unpacked(path: str) -> Iterator[str]:
         return
     fd = os.memfd_create("module", os.MFD_CLOEXEC)
     try:
-        try:
-            _unpack(path, fd)
-        except (OSError, EOFError, ValueError) as error:
-            raise ElfError(f"{path} cannot be unpacked ({error})") from None
+        _unpack(path, fd)
         yield f"/proc/self/fd/{fd}"
     finally:
         os.close(fd)
 
 
 def _unpack(path: str, fd: int) -> None:
-    """Write what a file holds to ``fd``; ValueError for what cannot be unpacked here."""
+    """Write what a file holds to ``fd``; ElfError for what cannot be unpacked here."""
     import gzip
     import lzma
     import subprocess
@@ -332,33 +316,25 @@ def _unpack(path: str, fd: int) -> None:
                     os.write(fd, part)
         else:
             raise ValueError("it is packed in an unknown way")
-    except (lzma.LZMAError, zlib.error, subprocess.CalledProcessError) as error:
-        raise ValueError(error) from None
+    except (
+        OSError, EOFError, ValueError, lzma.LZMAError, zlib.error, subprocess.CalledProcessError,
+    ) as error:  # fmt: skip
+        raise ElfError(f"{path} cannot be unpacked ({error})") from None
 
 
 @contextlib.contextmanager
 def open_elf(path: str) -> Iterator[ELFFile]:
     """The file, closed at the end; what is wrong with it becomes an ElfError."""
-    from elftools.common.exceptions import ELFCompressionError, ELFError
-    from elftools.construct import ConstructError
+    from elftools.common.exceptions import ELFCompressionError
     from elftools.elf.elffile import ELFFile
 
-    # What pyelftools lets through where a damaged file leads it astray.
-    wrong = (ELFError, ConstructError, struct.error, zlib.error)
-    astray = (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        NotImplementedError,
-        TypeError,
-        ValueError,
-    )
     try:
         with open(path, "rb") as file:
             elf = ELFFile(file)
             _check_sections(elf, os.fstat(file.fileno()).st_size)
             yield elf
+    except KsymError:
+        raise
     except OSError as error:
         raise ElfError(
             f"{path} cannot be read ({error.strerror})", "name a readable vmlinux"
@@ -368,7 +344,7 @@ def open_elf(path: str) -> Iterator[ELFFile]:
             f"{path} has sections that are compressed in a way not understood, or damaged",
             "expand them (objcopy --decompress-debug-sections) and name what that makes",
         ) from None
-    except (*wrong, *astray):
+    except Exception:  # noqa: BLE001 - a damaged file leads pyelftools to any of them
         raise ElfError(
             f"{path} is no ELF file, or a damaged one", "name a vmlinux, not a vmlinuz"
         ) from None
@@ -415,7 +391,7 @@ def _check_sections(elf: ELFFile, size: int) -> None:
             raise ValueError(at)
 
 
-def _bases(elf: ELFFile, sections: Mapping[str, int] | None) -> tuple[dict[int, int], list[int]]:
+def _bases(elf: ELFFile, sections: Mapping[str, int]) -> tuple[dict[int, int], list[int]]:
     """What to add to a symbol's value, by the number of its section, if that holds code; and
     the first and the past address of each of these, one after the other."""
     bases, bounds = {}, []
@@ -424,9 +400,9 @@ def _bases(elf: ELFFile, sections: Mapping[str, int] | None) -> tuple[dict[int, 
             continue
         base, start = 0, section["sh_addr"]
         if elf["e_type"] == "ET_REL":
-            if section.name not in (sections or {}):
+            if section.name not in sections:
                 continue
-            base = start = (sections or {})[section.name]
+            base = start = sections[section.name]
         bases[number] = base
         bounds += [start, min(start + section["sh_size"], TOP)]
     return bases, bounds
@@ -442,11 +418,9 @@ def _offsets_of(name: str, strings: bytes) -> Iterator[int]:
 
 
 def _build_id(elf: ELFFile, most: int) -> str | None:
-    from ksym_plugin.kernel.identity import build_id_of
-
+    """From the notes, of which ``most`` bytes are read: sections may lie within one another."""
     for section in elf.iter_sections():
         if section["sh_type"] == "SHT_NOTE" and section.data_size <= most:
-            # Sections may lie within one another.
             most -= section.data_size
             found = build_id_of(section.data())
             if found:

@@ -401,7 +401,7 @@ def _by_file(question: Question, release: str) -> Answer | None:
         file = elf.read_module(path, sections, build_id)
     except (KsymError, ImportError):
         return None
-    rows, init = split_init(functions_of(file), sections)
+    rows, init = split_init(file.functions(), sections)
     # The sections say which module it was, so it may have gone meanwhile.
     return _answer(rows, init, base, size, 0)
 
@@ -417,16 +417,6 @@ def split_init(
         _, section = in_order[bisect_right(starts, row[0]) - 1]
         parts[section.startswith(_INIT)].append(row)
     return parts
-
-
-def functions_of(file: elf.ElfFile) -> list[FunctionRow]:
-    """Start, length and name of each function, aliases behind the best name."""
-    rows = []
-    for start in file.starts:
-        found = file.find(start)
-        if found is not None and found[0] == start:
-            rows += [(start, found[1] - start, name) for name in (found[2], *file.aliases(start))]
-    return rows
 
 
 def _by_kallsyms(questions: list[Question], path: str, listing: str) -> list[Answer]:

@@ -68,7 +68,7 @@ def test_functions_are_those_of_the_file_at_its_sections(
     path = elf.module_path("my_mod", "6.0-test", str(tmp_path))
     assert path == str(file)
     assert path is not None
-    rows = modules.functions_of(elf.read_module(path, SECTIONS, "1234"))
+    rows = elf.read_module(path, SECTIONS, "1234").functions()
     assert rows == [
         (BASE, 0x30, "first"),
         (BASE, 0x30, "weak_first"),
