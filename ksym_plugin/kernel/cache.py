@@ -11,25 +11,21 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import struct
 import sys
 import time
 import zlib
+from array import array
+from itertools import accumulate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Union
-
-    Bytes = Union[bytes, memoryview]
 
 # Changes with what entries hold; big-endian machines write another.
-_MAGIC = b"ksymcache2" + sys.byteorder[:1].encode()
+_MAGIC = b"ksymcache3" + sys.byteorder[:1].encode()
 #: Only files with it are removed.
 _SUFFIX = ".kept"
-#: A checksum of all that follows, then the lengths of the parts.
-_CHECKSUM = struct.Struct("=I")
-_LENGTH = struct.Struct("=Q")
+_WORD = 8
 #: Of a file written this lately another version may have the same times (the kernel's clock
 #: for them steps by some ms): nothing is stored of it yet.
 SETTLED_NS = 1_000_000_000
@@ -61,7 +57,7 @@ def identity(path: str) -> tuple[int, ...]:
 def load(of: tuple[int, ...], count: int) -> list[bytes] | None:
     """The ``count`` parts that were stored for the file, None if there is no good entry."""
     try:
-        with open(os.path.join(folder(), _name(of)), "rb", opener=_at_once) as file:
+        with open(_path(of), "rb", opener=_open_at_once) as file:
             found = os.fstat(file.fileno())
             # Another user's may be there where HOME is that user's, as with sudo.
             is_own = found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode)
@@ -70,27 +66,24 @@ def load(of: tuple[int, ...], count: int) -> list[bytes] | None:
             data = file.read(found.st_size)
     except OSError:
         return None
-    head = _head(of)
-    body = len(head) + _CHECKSUM.size
-    if data[: len(head)] != head or len(data) < body + count * _LENGTH.size:
+    head, first = _head(of), _WORD * count
+    body = memoryview(data)[len(head) + _WORD :]
+    if len(body) < first or data[: len(head) + _WORD] != head + _checksum(body):
         return None
-    if _CHECKSUM.unpack_from(data, len(head))[0] != zlib.crc32(memoryview(data)[body:]):
+    ends = list(accumulate(array("Q", bytes(body[:first])), initial=first))
+    if ends[-1] != len(body):
         return None
-    return _parts(data, body, count)
+    return [bytes(body[start:end]) for start, end in zip(ends, ends[1:])]
 
 
-def store(of: tuple[int, ...], parts: Sequence[Bytes]) -> None:
+def store(of: tuple[int, ...], parts: Sequence[bytes]) -> None:
     """Keep the parts for the next time, whole or not at all."""
     import tempfile
 
-    if time.time_ns() - max(of[-2:]) < SETTLED_NS:
+    # Their lengths go first.
+    body = b"".join((array("Q", map(len, parts)), *parts))
+    if time.time_ns() - max(of[-2:]) < SETTLED_NS or len(body) > MOST_BYTES // 2:
         return
-    lengths = b"".join(_LENGTH.pack(len(part)) for part in parts)
-    if sum(map(len, parts)) > MOST_BYTES // 2:
-        return
-    checksum = zlib.crc32(lengths)
-    for part in parts:
-        checksum = zlib.crc32(part, checksum)
     where = folder()
     with contextlib.suppress(OSError):
         os.makedirs(where, mode=0o700, exist_ok=True)
@@ -100,39 +93,30 @@ def store(of: tuple[int, ...], parts: Sequence[Bytes]) -> None:
         fd, partial = tempfile.mkstemp(_SUFFIX, dir=where)
         try:
             with os.fdopen(fd, "wb") as file:
-                file.write(_head(of) + _CHECKSUM.pack(checksum) + lengths)
-                file.writelines(parts)
-            os.rename(partial, os.path.join(where, _name(of)))
+                file.writelines((_head(of), _checksum(body), body))
+            os.rename(partial, _path(of))
         except BaseException:
             os.unlink(partial)
             raise
         _bound(where)
 
 
-def _at_once(path: str, flags: int) -> int:
+def _open_at_once(path: str, flags: int) -> int:
     """An opener that does not wait for a FIFO's writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _name(of: tuple[int, ...]) -> str:
+def _path(of: tuple[int, ...]) -> str:
     """One for each device and inode: an entry of an older file is written over."""
-    return f"{of[0]:x}-{of[1]:x}{_SUFFIX}"
+    return os.path.join(folder(), f"{of[0]:x}-{of[1]:x}{_SUFFIX}")
 
 
 def _head(of: tuple[int, ...]) -> bytes:
-    return _MAGIC + b"".join((value % (1 << 64)).to_bytes(8, "big") for value in of)
+    return _MAGIC + b"".join((value % (1 << 64)).to_bytes(_WORD, "big") for value in of)
 
 
-def _parts(data: bytes, at: int, count: int) -> list[bytes] | None:
-    lengths = [_LENGTH.unpack_from(data, at + _LENGTH.size * one)[0] for one in range(count)]
-    at += _LENGTH.size * count
-    if at + sum(lengths) != len(data):
-        return None
-    parts = []
-    for length in lengths:
-        parts.append(data[at : at + length])
-        at += length
-    return parts
+def _checksum(body: bytes | memoryview) -> bytes:
+    return zlib.crc32(body).to_bytes(_WORD, "big")
 
 
 def _bound(where: str) -> None:
