@@ -6,12 +6,13 @@ binutils' (see docs/benchmarks.md), which also mistakes the file of some lines.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
+import socket
 import time
 
 from ksym_plugin.kernel.elf import TOP, ElfError
+from ksym_plugin.kernel.worker import has_ended, start_program
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.symbols import SourceLocation
 
@@ -29,14 +30,10 @@ _LONGEST_ANSWER = 1 << 16
 _CHUNK = 1 << 16
 #: One that hangs in the kernel is left behind.
 _KILL_SECONDS = 3.0
-_PR_SET_PDEATHSIG = 1
 
 
 class ImageLines:
-    """The source lines of a running kernel's image; close it in the end.
-
-    The first answer takes the time to read which unit is where.
-    """
+    """The source lines of a running kernel's image; close it in the end."""
 
     def __init__(self, path: str, offset: int, tell: Callable[[str], None] | None = None) -> None:
         """``offset`` is how far above its linked addresses the image runs.
@@ -79,8 +76,6 @@ class ImageLines:
     def _ask(self, linked: int) -> SourceLocation | None:
         if self._program is None:
             self._program = _Addr2line(self._path)
-        import socket
-
         try:
             return _line(self._program.ask(linked))
         except (OSError, ValueError, EOFError) as error:
@@ -109,7 +104,6 @@ class _Addr2line:
 
     def __init__(self, path: str) -> None:
         import shutil
-        import socket
         import subprocess
 
         program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
@@ -122,15 +116,13 @@ class _Addr2line:
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = subprocess.Popen(
+                self._process = start_program(
                     [program, "-a", "-e", os.path.abspath(path)],
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
+                    signal.SIGKILL,
+                    _MOST_MEMORY,
+                    stdin=theirs,
+                    stdout=theirs,
                     stderr=subprocess.DEVNULL,
-                    # What a terminal sends is for this process to answer.
-                    start_new_session=True,
-                    # Only the child itself can ask for that signal.
-                    preexec_fn=_limits(),  # noqa: PLW1509
                     env={**environment, "LC_ALL": "C"},
                 )
             except (OSError, subprocess.SubprocessError) as error:
@@ -139,8 +131,6 @@ class _Addr2line:
 
     def ask(self, address: int) -> str:
         """Its answer for an address; ValueError for nonsense, EOFError or OSError for none."""
-        import socket
-
         give_up = time.monotonic() + _SECONDS
         self._socket.settimeout(_SECONDS)
         self._socket.sendall(b"%#x\n" % address, socket.MSG_NOSIGNAL)
@@ -157,28 +147,6 @@ class _Addr2line:
         return location.decode("utf-8", "backslashreplace")
 
     def close(self) -> None:
-        import subprocess
-
         self._socket.close()
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KILL_SECONDS)
-
-
-def _limits() -> Callable[[], None]:
-    """What the child does before it becomes addr2line."""
-    import ctypes
-    import resource
-
-    parent, libc = os.getpid(), ctypes.CDLL(None)
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    if most == resource.RLIM_INFINITY or most > _MOST_MEMORY:
-        most = _MOST_MEMORY
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # It ended before it could be followed.
-            os._exit(1)
-
-    return limit
+        has_ended(self._process, _KILL_SECONDS)

@@ -69,10 +69,10 @@ class Connection:
 
     def send(self, message: object, fds: Sequence[int] = ()) -> None:
         """Send a message, and copies of descriptors with it; waits until there is room."""
-        data = _packed(message)
+        self.unsent += _packed(message)
         if fds:
-            del data[: socket.send_fds(self._end, [data], fds)]
-        self._end.sendall(self.unsent + data)
+            del self.unsent[: socket.send_fds(self._end, [self.unsent], fds)]
+        self._end.sendall(self.unsent)
         self.unsent.clear()
 
     def post(self, *messages: object) -> None:
@@ -101,8 +101,7 @@ class Connection:
         while not self._messages:
             if self._is_over:
                 raise EOFError
-            left = None if give_up is None else give_up - time.monotonic()
-            if not self.wait(left):
+            if not self.wait(None if give_up is None else give_up - time.monotonic()):
                 raise TimeoutError
             self._fill()
         message = self._messages.pop(0)
@@ -132,9 +131,7 @@ class Connection:
         """Take in what has come."""
         with contextlib.suppress(BlockingIOError):
             while not self._is_over:
-                data = self._chunk()
-                self._is_over = not data
-                self._data += data
+                self._take_chunk()
         while len(self._data) >= _LENGTH_BYTES:
             end = _LENGTH_BYTES + int.from_bytes(self._data[:_LENGTH_BYTES], "little")
             if len(self._data) < end:
@@ -142,8 +139,8 @@ class Connection:
             self._messages.append(pickle.loads(self._data[_LENGTH_BYTES:end]))  # noqa: S301 - our own
             del self._data[:end]
 
-    def _chunk(self) -> bytes:
-        """Some bytes, none at the end; BlockingIOError if there are none yet."""
+    def _take_chunk(self) -> None:
+        """Take in some bytes, or that it is the end; BlockingIOError if there is nothing yet."""
         fds = array("i")
         room = socket.CMSG_LEN(_MOST_FDS * fds.itemsize)
         # Not socket.recv_fds(): it has a parameter for the flags, and leaves it out.
@@ -151,28 +148,29 @@ class Connection:
         try:
             data, parts, _, _ = self._end.recvmsg(_CHUNK, room, flags)
         except ConnectionError:
-            return b""
+            self._is_over = True
+            return
         for _, _, part in parts:
             fds.frombytes(part[: len(part) - len(part) % fds.itemsize])
         self.fds += fds
-        return data
+        self._data += data
+        self._is_over = not data
 
 
-def _packed(message: object) -> bytearray:
+def _packed(message: object) -> bytes:
     data = pickle.dumps(message)
-    return bytearray(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
 
 class Worker(Connection):
     """A process that runs ``serve``, a function in a module of ours, with its own Connection.
 
-    It is a new interpreter, gets nothing of this process but what it is sent, and prints to
-    ``output``; without that only its errors are printed, where this process prints its own.
-    If ``is_forked`` it is a copy of this process, which must have no threads, and prints
-    nowhere: whoever reads our output must not wait for a process that hangs. It ends with
-    its function, which fails to send or to receive once this process is gone. A KsymError
-    or OSError that the function raises is sent. ``close`` ends it and what it has started.
-    OSError if it cannot be started.
+    It is a new interpreter, and prints to ``output``; without that only its errors are
+    printed, where this process prints its own. If ``is_forked`` it is a copy of this process,
+    which must have no threads, and prints nowhere: whoever reads our output must not wait for
+    a process that hangs. It ends with its function, which fails to send or to receive once
+    this process is gone. A KsymError or OSError that the function raises is sent. ``close``
+    ends it and what it has started. OSError if it cannot be started.
     """
 
     def __init__(
@@ -201,7 +199,7 @@ class Worker(Connection):
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            _has_ended(process, _KILL_SECONDS)
+            has_ended(process, _KILL_SECONDS)
 
 
 def ask(question: Callable[[], Answer], seconds: float) -> Answer:
@@ -293,7 +291,7 @@ class Forked:
         return self.returncode
 
 
-def _has_ended(process: subprocess.Popen[bytes] | Forked, seconds: float) -> bool:
+def has_ended(process: subprocess.Popen[bytes] | Forked, seconds: float) -> bool:
     """Whether a process ends within so many seconds; it is then no zombie."""
     give_up = time.monotonic() + seconds
     while process.poll() is None:
@@ -301,6 +299,36 @@ def _has_ended(process: subprocess.Popen[bytes] | Forked, seconds: float) -> boo
             return False
         time.sleep(_STEP_SECONDS)
     return True
+
+
+def start_program(
+    call: Sequence[str],
+    end_signal: int,
+    most_memory: int = 0,
+    **options: Any,  # noqa: ANN401 - Popen's
+) -> subprocess.Popen[bytes]:
+    """Popen of a program that gets ``end_signal`` when this process ends, however that does.
+
+    ``most_memory`` bounds RLIMIT_DATA. OSError or SubprocessError if it cannot be run.
+    """
+    import ctypes
+    import resource
+    import subprocess
+
+    parent, libc = os.getpid(), ctypes.CDLL(None)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = most_memory if hard == resource.RLIM_INFINITY else min(most_memory, hard)
+
+    def prepare() -> None:
+        if most_memory:
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        libc.prctl(_PR_SET_PDEATHSIG, end_signal, 0, 0, 0)
+        if os.getppid() != parent:  # It ended before it could be followed.
+            os._exit(1)
+
+    # Only the child itself can ask for that signal. It has a session of its own: what a
+    # terminal sends is for this process to answer.
+    return subprocess.Popen(call, start_new_session=True, preexec_fn=prepare, **options)  # noqa: PLW1509
 
 
 class Child:
@@ -313,29 +341,17 @@ class Child:
     def __init__(
         self, call: Sequence[str], log: str, environment: Mapping[str, str] | None = None
     ) -> None:
-        import ctypes
         import subprocess
 
         self._log = log
-        parent, libc = os.getpid(), ctypes.CDLL(None)
-
-        def end_with_parent() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
-            if os.getppid() != parent:  # It ended before it could be followed.
-                os._exit(1)
-
         with open(log, "wb") as file:
             try:
-                # A session of its own: a terminal's Ctrl-C is for this process to pass on.
-                self._process = subprocess.Popen(
+                self._process = start_program(
                     call,
+                    signal.SIGINT,
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    # Unsafe beside threads, and there are none. Only the child itself can
-                    # ask for this signal, and a pipe's end is nothing that perf looks at.
-                    preexec_fn=end_with_parent,  # noqa: PLW1509
                     env={**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})},
                 )
             except OSError as error:
@@ -350,10 +366,10 @@ class Child:
 
     def wait_for(self, words: bytes) -> bool:
         """Wait until it prints these; False if it ended without, or it takes too long."""
-        return self.wait_until(lambda: self._has_printed(words)) or self._has_printed(words)
+        return self.wait_until(lambda: words in self._printed()) or words in self._printed()
 
     def wait_until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for a condition; False if the child ended, or was ended as it takes too long."""
+        """Wait for a condition; False if it ended, or was ended as it takes too long."""
         give_up = time.monotonic() + _START_SECONDS
         while not condition():
             if self.status is not None:
@@ -364,9 +380,9 @@ class Child:
             time.sleep(_STEP_SECONDS)
         return True
 
-    def _has_printed(self, words: bytes) -> bool:
+    def _printed(self) -> bytes:
         with open(self._log, "rb") as file:
-            return words in file.read()
+            return file.read()
 
     def last_lines(self, size: int) -> list[bytes]:
         """The whole lines in the last ``size`` bytes of its output."""
@@ -376,8 +392,7 @@ class Child:
 
     def problem(self) -> str:
         """What went wrong: the first error it printed, else its last line."""
-        with open(self._log, "rb") as file:
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = self._printed().decode(errors="replace").splitlines()
         lines = [line.strip() for line in lines if line.strip() and not line.startswith(("[", " "))]
         errors = [line.partition("Error: ")[2] for line in lines if line.startswith("Error: ")]
         return (errors or lines[-1:] or ["it said nothing"])[0]
@@ -386,7 +401,7 @@ class Child:
         """Send it a signal and wait for its end, which comes by force after so long."""
         if self.status is None:
             self._process.send_signal(number)
-        if not _has_ended(self._process, seconds):
+        if not has_ended(self._process, seconds):
             self.kill()
 
     def kill(self) -> None:
@@ -396,17 +411,16 @@ class Child:
 
 
 def run_promptly() -> None:
-    """Have the scheduler run this process as soon as it wakes, if that is allowed.
+    """Have the scheduler run this process as soon as it wakes, if CAP_SYS_NICE allows it.
 
     A source without time stamps knows of a change only that it came before it was read:
     the sooner that is, the fewer samples fall between two programs at one address. For a
     process that sleeps nearly always: the kernel's bandwidth limit for real-time tasks
-    holds (sched_rt_runtime_us), and children do not inherit it. Needs CAP_SYS_NICE.
+    holds (sched_rt_runtime_us). Children do not inherit it.
     """
+    policy = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
     with contextlib.suppress(OSError):
-        os.sched_setscheduler(
-            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_LOWEST_REALTIME)
-        )
+        os.sched_setscheduler(0, policy, os.sched_param(_LOWEST_REALTIME))
 
 
 def thread_ids(pid: int) -> list[int]:
