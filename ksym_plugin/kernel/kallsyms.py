@@ -1,8 +1,8 @@
 """The static symbols: the core image, modules, and what else /proc/kallsyms lists.
 
-The table is kept as the file's own lines, sorted: no object per symbol is built at load,
-and a look-up is one bisection and a close look at the few lines that share the address
-found. kallsyms has no lengths, so where a symbol ends is worked out by each look-up:
+The table is kept as the file's own lines, sorted: a look-up is one bisection and a close
+look at the few lines that share the address found. kallsyms has no lengths, so where a symbol
+ends is worked out by each look-up:
 
 - at the next symbol of any type: data is no answer for a frame, but it ends a function;
 - at ``_etext`` and ``_einittext``, whatever their type: some kernels list these as data.
@@ -14,8 +14,8 @@ found. kallsyms has no lengths, so where a symbol ends is worked out by each loo
 - after at most one page where nothing of the same image or module follows, and for
   ``[bpf]`` lines and the pages of kprobes and ftrace, whose neighbours say nothing.
 
-An address beyond an end has no name here. Reading addresses takes CAP_SYSLOG and a
-``kernel.kptr_restrict`` below 2; without them the kernel prints zeros (``hidden``).
+Reading addresses takes CAP_SYSLOG and a ``kernel.kptr_restrict`` below 2; without them the
+kernel prints zeros (``hidden``).
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ KALLSYMS = "/proc/kallsyms"
 #: How far a symbol reaches at most where nothing better bounds it.
 PAGE = 4096
 
-#: The kernel's largest tables are some 30 MB. What is larger is no kallsyms, and may
-#: well have no end (a device, a pipe).
+#: The kernel's largest tables are some 30 MB. What is larger may have no end (a device).
 MAX_BYTES = 1 << 28
 _BLOCK_BYTES = 1 << 17
 #: ``_text`` comes early, after per-CPU symbols at the most.
@@ -67,12 +66,11 @@ _TAIL_MARKS = (b"\t[bpf]\n", b"\t[__builtin__")
 _MADE_UP = (b"[bpf]", b"[__builtin__")
 _PADDING = b"00000000"
 
-# Both are used on text that begins with a newline and does not end with one.
-_NOT_WIDE = re.compile(rb"\n(?![0-9a-f]{16} [!-~] [^\s])")
-_NOT_NARROW = re.compile(rb"\n(?![0-9a-f]{8} [!-~] [^\s])")
-_MAPPING_LINES = re.compile(rb"\n[0-9a-f]+ [!-~] \$[adtx](?:\.[^\s]*)?(?:\t[^\n]*)?(?![^\n])")
-# A TAB that does not introduce the module's name at the end of its line.
+# What the kernel does not print, in text that begins with a newline and does not end with one:
+# a line that begins otherwise, or a TAB that does not introduce the module's name at its end.
+_ODD_START = re.compile(rb"\n(?![0-9a-f]{16} [!-~] [^\s])")
 _ODD_TAB = re.compile(rb"\t(?!\[[^\]\s]+\](?:\n|\Z))")
+# ARM's marks of where code and literals begin.
 _MAPPING_NAME = re.compile(rb"\$[adtx](?:\.|\Z)")
 _LINE = re.compile(
     rb"\s*(?:0[xX])?(0*[0-9a-fA-F]{1,16})\s+([!-~])\s+([^\s]+)(?:\s+\[([^\]\s]+)\])?\s*\Z"
@@ -113,8 +111,6 @@ class KallsymsText:
     file's order also after ``lines`` have been sorted. ``narrow`` says that addresses of 32
     bits were seen.
     """
-
-    __slots__ = ("_bounds", "_highest", "_left", "_module", "bpf_tail", "lines", "narrow")
 
     def __init__(self, module_sizes: dict[str, tuple[int, int]] | None = None) -> None:
         """``module_sizes`` has (base address, bytes) of modules, by name."""
@@ -171,17 +167,11 @@ class KallsymsText:
 
     def _regular(self, text: bytes) -> list[bytes] | None:
         """The lines of text as the kernel prints it, or None for any other text."""
-        if b"\r" in text:
-            return None
         narrow = text[9:10] == b" "
-        if (_NOT_NARROW if narrow else _NOT_WIDE).search(text):
-            return None
-        if b"\t" in text and _ODD_TAB.search(text):
-            return None
-        if b"$" in text:
-            text = _MAPPING_LINES.sub(b"", text)
         if narrow:
             text = text.replace(b"\n", b"\n" + _PADDING)
+        if b"\r" in text or b"$" in text or _ODD_START.search(text) or _ODD_TAB.search(text):
+            return None
         lines = text.split(b"\n")
         del lines[0]
         if text.count(b" ") != 2 * len(lines):
@@ -200,11 +190,8 @@ class KallsymsText:
 
 
 def blocks(path: str, size: int = _BLOCK_BYTES) -> Iterator[bytes]:
-    """A table's text, some whole lines at a time. OSError; KallsymsError if it is too long.
-
-    The whole text beside all its lines would double the memory that a load needs at its
-    peak.
-    """
+    """A table's text, some whole lines at a time: the whole of it beside all its lines would
+    double a load's memory. OSError; KallsymsError if it is too long."""
     total = 0
     with open(path, "rb") as file:
         while True:
@@ -266,16 +253,11 @@ class Tail:
     ``bpf`` is where net.core.bpf_jit_kallsyms is 0.
     """
 
-    __slots__ = ("bpf", "ool")
-
     def __init__(self, lines: list[bytes]) -> None:
-        listed = [(address_of(line), *split(line)) for line in lines]
-        self.bpf = sorted((at, name) for at, name, module in listed if at and module == BPF_MODULE)
-        self.ool = sorted(
-            (at, name, module)
-            for at, name, module in listed
-            if at and module and module.startswith(_PSEUDO)
-        )
+        split_lines = ((address_of(line), *split(line)) for line in lines)
+        listed = sorted((at, name, module or "") for at, name, module in split_lines if at)
+        self.bpf = [(at, name) for at, name, module in listed if module == BPF_MODULE]
+        self.ool = [each for each in listed if each[2].startswith(_PSEUDO)]
 
 
 def read_tail(path: str = KALLSYMS) -> Tail:
@@ -297,8 +279,8 @@ def read_tail(path: str = KALLSYMS) -> Tail:
 def functions_by_module(path: str, listing: str) -> dict[str, list[FunctionRow]]:
     """Start, length and name of each function of all modules, by module.
 
-    Their lines follow the image's. Nothing is read from BPF's lines on, which alone make
-    reading slow. ``listing`` is /proc/modules. OSError; KallsymsError if the table is too long.
+    Nothing is read from BPF's lines on, which alone make reading slow. ``listing`` is
+    /proc/modules. OSError; KallsymsError if the table is too long.
     """
     sizes = modules.extents(listing)
     text = KallsymsText(sizes)
@@ -319,11 +301,8 @@ def functions_by_module(path: str, listing: str) -> dict[str, list[FunctionRow]]
 
 
 def _bounded(table: Kallsyms, starts: set[int]) -> list[FunctionRow]:
-    """The functions that begin at ``starts``.
-
-    Where no other function of the module follows, nothing says how far one goes; the rest
-    of its page is the module's in any case.
-    """
+    """The functions that begin at ``starts``. One that no other of the module follows goes on
+    to the end of its page, which is the module's in any case."""
     rows = []
     for start in sorted(starts):
         symbol = table.find(start)
@@ -395,13 +374,8 @@ def _name(line: bytes) -> bytes:
 class Kallsyms:
     """The symbols of one kallsyms table. Use ``load`` or ``parse``.
 
-    ``hidden``: every address is zero, so ``find`` answers HIDDEN. Look-ups take a few
-    microseconds and cache next to nothing.
+    ``hidden``: every address is zero, so ``find`` answers HIDDEN.
     """
-
-    __slots__ = (
-        "_crowded", "_extents", "_floor", "_lines", "_listed", "_sizes", "hidden",
-    )  # fmt: skip
 
     def __init__(self, text: KallsymsText, module_sizes: dict[str, tuple[int, int]]) -> None:
         text.lines.sort()
