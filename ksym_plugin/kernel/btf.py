@@ -121,25 +121,19 @@ class Targets:
 
     def __init__(self, path: str = _VMLINUX, is_image: Callable[[int], bool] | None = None) -> None:
         self._path = path
-        self._holds_image = is_image or _is_image
+        self._is_image = is_image or _is_image
         self._types: bytes | None = None
         self._known: dict[int, str] = {}
-        self._is_image: dict[int, bool] = {}
 
     def name(self, key: int) -> str:
         """The function's name, ``""`` where it is not known."""
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._look_up(key)
-        return found
+        if key not in self._known:
+            self._known[key] = self._look_up(key)
+        return self._known[key]
 
     def _look_up(self, key: int) -> str:
         holder = key >> 32
-        if not key & IN_BTF or not 0 < holder < 1 << 32:
-            return ""
-        if holder not in self._is_image:
-            self._is_image[holder] = self._holds_image(holder)
-        if not self._is_image[holder]:
+        if not key & IN_BTF or not 0 < holder < 1 << 32 or not self._is_image(holder):
             return ""
         if self._types is None:
             try:

@@ -55,8 +55,6 @@ _WORD = struct.Struct("=Q")
 class Instant:
     """All clocks at one instant, in ns; ``perf`` is None where perf's cannot be read."""
 
-    __slots__ = ("boottime", "monotonic", "perf", "realtime")
-
     def __init__(self, monotonic: int, boottime: int, realtime: int, perf: int | None) -> None:
         self.monotonic = monotonic
         self.boottime = boottime
@@ -70,8 +68,6 @@ class _Segment:
     Before the first reading and after the last both are the same one. Meanwhile the clock
     showed nothing before ``first`` and nothing after ``last``, unless it was set more than once.
     """
-
-    __slots__ = ("_began", "_is_steady", "_since", "_span", "_until", "first", "last")
 
     def __init__(self, began: tuple[int, int], ended: tuple[int, int]) -> None:
         self._began, self._since = began

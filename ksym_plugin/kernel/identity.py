@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
+import struct
 
 _GNU_BUILD_ID = 3  # NT_GNU_BUILD_ID in elf.h
-_HEADER = 12  # name length, description length and type, 32 bits each
+_HEADER = struct.Struct("=III")  # Elf64_Nhdr: name length, description length, type
 
 
 def build_id(path: str = "/sys/kernel/notes") -> str | None:
@@ -24,15 +24,15 @@ def build_id(path: str = "/sys/kernel/notes") -> str | None:
 def build_id_of(notes: bytes) -> str | None:
     """The build id in hex from a section of ELF notes, None where there is none."""
     at = 0
-    while at + _HEADER <= len(notes):
-        name_size, size, kind = (_word(notes, at + field) for field in (0, 4, 8))
-        name_at = at + _HEADER
-        start = name_at + _padded(name_size)
+    while at + _HEADER.size <= len(notes):
+        name_size, size, kind = _HEADER.unpack_from(notes, at)
+        name_at = at + _HEADER.size
+        start = name_at + (name_size + 3 & ~3)
         if start + size > len(notes):
             return None
         if kind == _GNU_BUILD_ID and notes[name_at : name_at + name_size] == b"GNU\0":
             return notes[start : start + size].hex() or None
-        at = start + _padded(size)
+        at = start + (size + 3 & ~3)
     return None
 
 
@@ -63,11 +63,3 @@ def possible_nodes(path: str = "/sys/devices/system/node/possible") -> int:
         return sum(int(last or first) - int(first) + 1 for first, _, last in parts)
     except (OSError, ValueError):
         return 1
-
-
-def _word(notes: bytes, at: int) -> int:
-    return int.from_bytes(notes[at : at + 4], sys.byteorder)
-
-
-def _padded(size: int) -> int:
-    return (size + 3) & ~3

@@ -129,8 +129,6 @@ def parse(data: bytes) -> tuple[bool, str] | None:
 class Listed:
     """A line of /proc/modules: a module's name, size, state and base address."""
 
-    __slots__ = ("base", "name", "size", "state")
-
     def __init__(self, name: str, size: int, state: str, base: int) -> None:
         self.name = name
         self.size = size

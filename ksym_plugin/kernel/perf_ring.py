@@ -74,8 +74,6 @@ def parse_cpu_list(text: str) -> list[int]:
 class KSymbol:
     """PERF_RECORD_KSYMBOL: a symbol comes, or goes (``unregister``)."""
 
-    __slots__ = ("length", "name", "start", "type", "unregister")
-
     def __init__(self, start: int, length: int, type: int, unregister: bool, name: str) -> None:
         self.start = start
         self.length = length
@@ -90,8 +88,6 @@ class BpfEvent:
     ``id`` is 0 for an unload on kernels that gave the id back first (5.19 to 6.1).
     """
 
-    __slots__ = ("id", "tag", "type")
-
     def __init__(self, type: int, id: int, tag: str) -> None:
         self.type = type
         self.id = id
@@ -100,8 +96,6 @@ class BpfEvent:
 
 class Lost:
     """PERF_RECORD_LOST: ``count`` records found no room before this one."""
-
-    __slots__ = ("count",)
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -157,8 +151,6 @@ class Ring:
     ``lost_at_read`` says whether reading the event gives how many records were lost
     (PERF_FORMAT_LOST).
     """
-
-    __slots__ = ("_data", "_lost", "_map", "_size", "_words", "fd", "lost_at_read")
 
     def __init__(self, fd: int, size: int, lost_at_read: bool = False) -> None:
         """``size`` is that of the data in bytes, of which less has to do where less may be locked.
@@ -224,8 +216,6 @@ class Ring:
 
 class PerCpuRings:
     """The rings of one event on each CPU that is online, by CPU; follows hot-plug."""
-
-    __slots__ = ("_gone", "_online", "by_cpu")
 
     def __init__(self) -> None:
         self.by_cpu: dict[int, Ring] = {}

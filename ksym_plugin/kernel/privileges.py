@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 
 from ksym_plugin.timeline.errors import SourceError
 
@@ -68,7 +67,7 @@ def kprobe_refusal(error: OSError, function: str) -> SourceError:
             "and without kernel lockdown",
         )
     return SourceError(
-        f"{function} takes no kprobe ({_reason(error)})",
+        f"{function} takes no kprobe ({error.strerror})",
         "see /sys/kernel/debug/kprobes/blacklist",
     )
 
@@ -97,11 +96,7 @@ def perf_event_refusal(error: OSError, cpu: int) -> SourceError:
         )
     if error.errno == errno.ENOSYS:
         return SourceError("this kernel has no perf events", "use one with CONFIG_PERF_EVENTS")
-    return SourceError(f"perf_event_open(2) fails on CPU {cpu}: {_reason(error)}")
-
-
-def _reason(error: OSError) -> str:
-    return os.strerror(error.errno or 0)
+    return SourceError(f"perf_event_open(2) fails on CPU {cpu}: {error.strerror}")
 
 
 def _capabilities(status: str) -> int:

@@ -43,8 +43,6 @@ _UNPRIVILEGED = (1, 8)
 #: So many programs' names are read from their BTF one by one; for more, kallsyms is faster.
 _FEW = 32
 
-_NO_LENGTHS = "lengths of programs loaded before the start are unknown"
-
 
 class Snapshot:
     """``loads`` by start; ``limit`` is a sentence about what is missing, if anything is.
@@ -52,8 +50,6 @@ class Snapshot:
     ``lists_images`` says that kallsyms showed BPF, if only programs: there are no other
     images than those in ``loads``.
     """
-
-    __slots__ = ("limit", "lists_images", "loads")
 
     def __init__(self, loads: list[Load], limit: str, lists_images: bool = False) -> None:
         self.loads = loads
@@ -128,11 +124,19 @@ def take() -> Snapshot:
 
 
 def _fallback(tail: Tail, error: SourceError) -> Snapshot:
-    """What kallsyms alone shows."""
+    """What kallsyms alone shows: each image reaches to the next one, a page at most."""
     if not tail.bpf:
         raise error
-    loads = without_lengths(tail, time.monotonic_ns())
-    return Snapshot(loads, f"{error}; {_NO_LENGTHS}", True)
+    now = time.monotonic_ns()
+    loads = _ool_loads(tail, 0, now)
+    starts = [start for start, _ in tail.bpf]
+    for (start, name), following in zip(tail.bpf, [*starts[1:], 1 << 64]):
+        if following > start:
+            end = min(following, start + IMAGE_REACH)
+            symbol = Symbol(start, end, name, bpf_kind(name), BPF_MODULE)
+            loads.append(Load(symbol, 0, now, None, True))
+    limit = f"{error}; lengths of programs loaded before the start are unknown"
+    return Snapshot(loads, limit, True)
 
 
 def _sorted(programs: Iterable[Load], images: list[Load]) -> list[Load]:
@@ -168,18 +172,6 @@ def _ool_loads(tail: Tail, earliest: int, latest: int) -> list[Load]:
         Load(Symbol(start, start + IMAGE_REACH, name, OOL, module), earliest, latest, None, True)
         for start, name, module in tail.ool
     ]
-
-
-def without_lengths(tail: Tail, now: int) -> list[Load]:
-    """Loads from kallsyms alone: each reaches to the next one, a page at most."""
-    loads = _ool_loads(tail, 0, now)
-    starts = [start for start, _ in tail.bpf]
-    for (start, name), following in zip(tail.bpf, [*starts[1:], 1 << 64]):
-        if following > start:
-            end = min(following, start + IMAGE_REACH)
-            symbol = Symbol(start, end, name, bpf_kind(name), BPF_MODULE)
-            loads.append(Load(symbol, 0, now, None, True))
-    return loads
 
 
 def program_loads(

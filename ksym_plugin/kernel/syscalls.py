@@ -22,25 +22,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 #: machine as uname(2) has it: (bpf, perf_event_open), from the kernel's tables.
-_GENERIC = (280, 241)
-_I386 = (357, 336)
-_ARM = (386, 364)
-_PPC = (361, 319)
 _NUMBERS = {
     "x86_64": (321, 298),
-    "aarch64": _GENERIC,
-    "riscv64": _GENERIC,
-    "loongarch64": _GENERIC,
-    "ppc64": _PPC,
-    "ppc64le": _PPC,
     "s390x": (351, 331),
-    "i386": _I386,
-    "i486": _I386,
-    "i586": _I386,
-    "i686": _I386,
-    "armv6l": _ARM,
-    "armv7l": _ARM,
-    "armv8l": _ARM,
+    **dict.fromkeys(("aarch64", "riscv64", "loongarch64"), (280, 241)),
+    **dict.fromkeys(("ppc64", "ppc64le"), (361, 319)),
+    **dict.fromkeys(("i386", "i486", "i586", "i686"), (357, 336)),
+    **dict.fromkeys(("armv6l", "armv7l", "armv8l"), (386, 364)),
 }
 #: The machine of a 32-bit interpreter on a 64-bit kernel.
 _COMPAT = {"x86_64": "i686", "aarch64": "armv7l"}
@@ -78,15 +66,12 @@ BPF_EVENT = 1 << 30
 _FLAG_FD_CLOEXEC = 8
 _ATTR = struct.Struct("=IIQQQQQIIQQQQIiQIHH")
 
-_syscall: Callable[..., int] | None = None
-_get_errno: Callable[[], int] | None = None
-_numbers: tuple[int, int] | None = None
+#: libc's syscall(3), what reads its errno, and the numbers of both calls.
+_libc: tuple[Callable[..., int], Callable[[], int], tuple[int, int]] | None = None
 
 
 class Ticker:
     """Makes ``fd`` readable every ``seconds``, until it is cleared."""
-
-    __slots__ = ("_due", "_seconds", "fd")
 
     def __init__(self, seconds: float) -> None:
         """OSError where there is no timerfd, or no descriptor left for it."""
@@ -167,48 +152,31 @@ def perf_event_attr(  # noqa: PLR0913 - by name, as the fields are
     of this module's constants. ``wakeup_watermark`` counts bytes with WATERMARK; without that
     flag the field is ``wakeup_events``, which counts samples.
     """
+    if sys.byteorder != "little":
+        # The first bit-field of a 64-bit word is the highest bit there.
+        flags = int(f"{flags:064b}"[::-1], 2)
     return _ATTR.pack(
-        type,
-        _ATTR.size,
-        config,
-        sample_period,
-        sample_type,
-        read_format,
-        flags if sys.byteorder == "little" else _reversed_bits(flags),
-        wakeup_watermark,
-        0,
-        config1,
-        *(0, 0, 0, 0),
-        clockid,
-        *(0, 0, 0, 0),
-    )
-
-
-def _reversed_bits(flags: int) -> int:
-    """The first bit-field of a 64-bit word is the highest bit where bytes are big-endian."""
-    return int(f"{flags:064b}"[::-1], 2)
+        type, _ATTR.size, config, sample_period, sample_type, read_format, flags,
+        wakeup_watermark, 0, config1, 0, 0, 0, 0, clockid, 0, 0, 0, 0,
+    )  # fmt: skip
 
 
 def _call(which: int, *arguments: int) -> int:
-    if _syscall is None or _get_errno is None or _numbers is None:
-        _load()
-        return _call(which, *arguments)
-    result = _syscall(_numbers[which], *arguments)
+    global _libc
+    if _libc is None:
+        import ctypes
+
+        function: Any = ctypes.CDLL(None, use_errno=True).syscall
+        function.argtypes = [ctypes.c_long] * 6
+        function.restype = ctypes.c_long
+        numbers = numbers_for(os.uname().machine, struct.calcsize("P") == 4)
+        _libc = (function, ctypes.get_errno, numbers)
+    syscall, get_errno, numbers = _libc
+    result = syscall(numbers[which], *arguments)
     if result < 0:
-        error = _get_errno()
+        error = get_errno()
         raise OSError(error, os.strerror(error))
     return result
-
-
-def _load() -> None:
-    global _syscall, _get_errno, _numbers
-    import ctypes
-
-    _numbers = numbers_for(os.uname().machine, struct.calcsize("P") == 4)
-    function: Any = ctypes.CDLL(None, use_errno=True).syscall
-    function.argtypes = [ctypes.c_long] * 6
-    function.restype = ctypes.c_long
-    _syscall, _get_errno = function, ctypes.get_errno
 
 
 def numbers_for(machine: str, is_32_bit: bool = False) -> tuple[int, int]:

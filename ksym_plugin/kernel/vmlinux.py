@@ -5,6 +5,7 @@ Where $DEBUGINFOD_URLS names servers, it can be had from them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from ksym_plugin.kernel import cache
@@ -184,11 +185,11 @@ def _download(url: str, target: str) -> str:
             if answer.length:
                 raise OSError(f"{answer.length} bytes are missing")
         os.rename(partial, target)
-    except BaseException as error:
-        # Also on Ctrl-C: a kernel's has hundreds of megabytes.
-        os.unlink(partial)
+        return ""
+    except (OSError, HTTPException, ValueError) as error:
         # A ValueError is what a malformed address gives.
-        if not isinstance(error, (OSError, HTTPException, ValueError)):
-            raise
         return str(error)
-    return ""
+    finally:
+        # Also on Ctrl-C: a kernel's has hundreds of megabytes.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
