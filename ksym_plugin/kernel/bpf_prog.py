@@ -62,8 +62,6 @@ _FUNCTION_ROOM = 64
 _LINE_ROOM = 1024
 #: Packed tables in memory, for programs that are loaded again and again.
 _MOST_PACKED = 256
-#: BPF_STATS_RUN_TIME
-_RUN_TIME = 0
 
 
 class ProgramInfo:
@@ -124,17 +122,13 @@ def _with_program(program_id: int, read: Callable[[int], T]) -> T | None:
 
 def measure() -> int:
     """Have the kernel count run times of all programs while the descriptor is open."""
-    return syscalls.bpf(syscalls.ENABLE_STATS, array("I", (_RUN_TIME,)))
+    return syscalls.bpf(syscalls.ENABLE_STATS, array("I", (0,)))  # BPF_STATS_RUN_TIME
 
 
 def plain_names(program: ProgramInfo) -> list[str]:
-    """The kernel's names of the functions of a program without BTF."""
-    # bpf_get_prog_name() in kernel/bpf/core.c; a subprogram's own name is "F".
-    names = [program.name, *["F"] * len(program.tags)]
-    return [
-        f"bpf_prog_{tag}_{name}" if name else f"bpf_prog_{tag}"
-        for tag, name in zip(program.tags, names)
-    ]
+    """The kernel's names of the functions of a program without BTF (bpf_get_prog_name())."""
+    suffixes = [f"_{program.name}" if program.name else "", *["_F"] * len(program.tags)]
+    return [f"bpf_prog_{tag}{suffix}" for tag, suffix in zip(program.tags, suffixes)]
 
 
 class ProgramReader:
@@ -207,7 +201,10 @@ class ProgramReader:
         # and leaves what was in the buffer before.
         hidden = bool(functions and not starts_at and jited)
         name = name.partition(b"\0")[0].decode("utf-8", "backslashreplace")
-        load_time -= boottime_ahead()
+        # From CLOCK_BOOTTIME. Read in this order it is never later than the true time;
+        # suspending puts the two clocks further apart.
+        monotonic = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        load_time -= time.clock_gettime_ns(time.CLOCK_BOOTTIME) - monotonic
         info = ProgramInfo(program_id, type_, tag.hex(), name, load_time, uid, hidden)
         info.jited_length = jited
         info.run_ns, info.runs, info.misses = run_ns, runs, misses
@@ -313,16 +310,6 @@ class ProgramReader:
         except OSError as error:
             raise privileges.bpf_refusal(error) from error
         return _INFO.unpack(info)
-
-
-def boottime_ahead() -> int:
-    """At least how far CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC, in ns.
-
-    The greatest value that the readings allow, so that a time converted with it is never
-    later than the true one. Suspending makes it grow.
-    """
-    monotonic = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - monotonic
 
 
 def rows_of(functions: list[tuple[int, int]], addresses: list[int]) -> list[tuple[int, int]]:

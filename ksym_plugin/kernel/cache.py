@@ -57,7 +57,9 @@ def identity(path: str) -> tuple[int, ...]:
 def load(of: tuple[int, ...], count: int) -> list[bytes] | None:
     """The ``count`` parts that were stored for the file, None if there is no good entry."""
     try:
-        with open(_path(of), "rb", opener=_open_at_once) as file:
+        # Not waiting for a FIFO's writer.
+        fd = os.open(_path(of), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
             found = os.fstat(file.fileno())
             # Another user's may be there where HOME is that user's, as with sudo.
             is_own = found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode)
@@ -99,11 +101,6 @@ def store(of: tuple[int, ...], parts: Sequence[bytes]) -> None:
             os.unlink(partial)
             raise
         _bound(where)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """An opener that does not wait for a FIFO's writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _path(of: tuple[int, ...]) -> str:

@@ -1,11 +1,10 @@
 """perf's clock against the others.
 
 perf stamps samples with the scheduler's clock unless ``-k`` says otherwise. That clock
-cannot be read from user space, and it drifts against CLOCK_MONOTONIC, in which
-everything here is kept. ``PerfClock`` reads both at one instant: renaming the calling
-thread makes the kernel write a PERF_RECORD_COMM to every buffer that asked for it, one
-of them stamped by perf's clock and one by CLOCK_MONOTONIC. The two stamps are taken
-within a microsecond of each other.
+cannot be read from user space, and it drifts against CLOCK_MONOTONIC. ``PerfClock`` reads
+both: renaming the calling thread makes the kernel write a PERF_RECORD_COMM to every buffer
+that asked for it, one stamped by perf's clock and one by CLOCK_MONOTONIC, within a
+microsecond of each other.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ BOOTTIME = "boottime"
 REALTIME = "realtime"
 CLOCKS = (PERF, MONOTONIC, BOOTTIME, REALTIME)
 
-#: perf_event_attr: where its flag word and ``clockid`` lie, and the flag that makes
-#: ``clockid`` count (include/uapi/linux/perf_event.h).
+#: Where perf_event_attr (include/uapi/linux/perf_event.h) has its flag word and ``clockid``.
 _FLAGS_AT = 40
 _CLOCKID_AT = 92
 _CLOCK_NAMES = {
@@ -94,10 +92,7 @@ class _Segment:
 
 
 class _Readings:
-    """Readings of one clock beside CLOCK_MONOTONIC: pairs of its time and ours, by ours.
-
-    There is one at least.
-    """
+    """One reading or more of a clock beside CLOCK_MONOTONIC: its time and ours, by ours."""
 
     def __init__(self, pairs: list[tuple[int, int]]) -> None:
         self._pairs = pairs
@@ -215,10 +210,10 @@ def clock_of_attr(attr: bytes, byteorder: str = sys.byteorder) -> str | None:
 
 
 class PerfClock:
-    """Reads perf's clock beside the others; needs perf_event_paranoid at 2 or below.
+    """Reads perf's clock beside the others, from one thread.
 
-    Where the kernel refuses, instants simply lack perf's time and ``problem`` says why.
-    Use from one thread, the one whose name is renewed.
+    It needs perf_event_paranoid at 2 or below. Where the kernel refuses, instants lack perf's
+    time and ``problem`` says why.
     """
 
     def __init__(self) -> None:
@@ -246,7 +241,12 @@ class PerfClock:
 
     def _read_pair(self) -> tuple[int, int] | None:
         """perf's clock and CLOCK_MONOTONIC at one instant."""
-        _renew_thread_name()
+        import ctypes
+
+        # The name that the calling thread has is enough for a PERF_RECORD_COMM.
+        with open("/proc/thread-self/comm", "rb") as file:
+            name = file.read().rstrip(b"\n")
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
         perf, then = (_last_comm_time(ring) for ring in self._rings)
         return None if perf is None or then is None else (perf, then)
 
@@ -257,25 +257,10 @@ class PerfClock:
 
 def _open_comm_event(flags: int, clockid: int) -> Ring:
     """A dummy event of the calling thread that records nothing but its new names."""
-    attr = syscalls.perf_event_attr(
-        flags=flags
-        | syscalls.COMM
-        | syscalls.SAMPLE_ID_ALL
-        | syscalls.EXCLUDE_KERNEL
-        | syscalls.EXCLUDE_HV,
-        clockid=clockid,
-        sample_type=_SAMPLE_TIME,
-    )
+    flags |= syscalls.COMM | syscalls.SAMPLE_ID_ALL
+    flags |= syscalls.EXCLUDE_KERNEL | syscalls.EXCLUDE_HV
+    attr = syscalls.perf_event_attr(flags=flags, clockid=clockid, sample_type=_SAMPLE_TIME)
     return Ring(syscalls.perf_event_open(attr, 0, -1), mmap.PAGESIZE)
-
-
-def _renew_thread_name() -> None:
-    """Give the calling thread the name it has: enough for a PERF_RECORD_COMM."""
-    import ctypes
-
-    with open("/proc/thread-self/comm", "rb") as file:
-        name = file.read().rstrip(b"\n")
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
 def _last_comm_time(ring: Ring) -> int | None:

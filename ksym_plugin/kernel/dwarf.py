@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PROGRAMS = ("llvm-addr2line", "addr2line")
-#: The first answer takes reading the whole DWARF of a kernel, from a slow disk at worst.
+#: The first answer takes reading the whole DWARF of a kernel.
 _SECONDS = 120.0
 #: RLIMIT_DATA: all but the file, which LLVM's maps. binutils' takes 1.1 GB for a stock 6.12.
 _MOST_MEMORY = 2 << 30
@@ -64,7 +64,8 @@ class ImageLines:
         if self._has_failed or not 0 <= linked <= TOP:
             return None
         try:
-            return self._ask(linked)
+            self._program = self._program or _Addr2line(self._path)
+            return self._program.ask(linked)
         except KsymError as error:
             self._has_failed = True
             self.close()
@@ -72,20 +73,6 @@ class ImageLines:
                 raise
             self._tell(f"no more source lines of the kernel: {error}")
             return None
-
-    def _ask(self, linked: int) -> SourceLocation | None:
-        if self._program is None:
-            self._program = _Addr2line(self._path)
-        try:
-            return _line(self._program.ask(linked))
-        except (OSError, ValueError, EOFError) as error:
-            # Which is TimeoutError from Python 3.10 on.
-            is_late = isinstance(error, socket.timeout)
-            problem = "takes too long" if is_late else "gives no answer"
-            raise ElfError(
-                f"{self._program.name} {problem} about {self._path}, which may be damaged",
-                "name another vmlinux of that build",
-            ) from None
 
 
 def _line(answer: str) -> SourceLocation | None:
@@ -111,7 +98,8 @@ class _Addr2line:
             raise KsymError("lines of kernel functions need addr2line", "install binutils")
         # Servers are asked by this program alone, and only when that is wanted.
         environment = {key: os.environ[key] for key in os.environ if key != "DEBUGINFOD_URLS"}
-        self.name = os.path.basename(program)
+        self._name = os.path.basename(program)
+        self._path = path
         # No pipe: writing to one whose reader has ended raises SIGPIPE, which ends perf.
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -129,8 +117,20 @@ class _Addr2line:
                 self._socket.close()
                 raise KsymError(f"{program} cannot be run ({error})", "install binutils") from None
 
-    def ask(self, address: int) -> str:
-        """Its answer for an address; ValueError for nonsense, EOFError or OSError for none."""
+    def ask(self, address: int) -> SourceLocation | None:
+        """The line of an address. ElfError for no answer, or for nonsense."""
+        try:
+            return _line(self._answer(address))
+        except (OSError, ValueError, EOFError) as error:
+            # Which is TimeoutError from Python 3.10 on.
+            is_late = isinstance(error, socket.timeout)
+            problem = "takes too long" if is_late else "gives no answer"
+            raise ElfError(
+                f"{self._name} {problem} about {self._path}, which may be damaged",
+                "name another vmlinux of that build",
+            ) from None
+
+    def _answer(self, address: int) -> str:
         give_up = time.monotonic() + _SECONDS
         self._socket.settimeout(_SECONDS)
         self._socket.sendall(b"%#x\n" % address, socket.MSG_NOSIGNAL)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import struct
 import zlib
 from array import array
@@ -139,7 +140,9 @@ class ElfFile:
             )
         bases, bounds = _bases(elf, sections)
         strings = self._data(elf.get_section(table["sh_link"])) + b"\0"
-        anchors = {at: name for name in ANCHORS for at in _offsets_of(name, strings)}
+        # Linkers have one name be the end of a longer one.
+        ends = {name: re.finditer(name.encode() + b"\0", strings) for name in ANCHORS}
+        anchors = {found.start(): name for name, each in ends.items() for found in each}
         found = []
         for name, info, _, section, value, size in _symbols(elf, self._data(table)):
             if name in anchors and section:
@@ -406,15 +409,6 @@ def _bases(elf: ELFFile, sections: Mapping[str, int]) -> tuple[dict[int, int], l
         bases[number] = base
         bounds += [start, min(start + section["sh_size"], TOP)]
     return bases, bounds
-
-
-def _offsets_of(name: str, strings: bytes) -> Iterator[int]:
-    """Where a string is, also as the end of a longer one: linkers share these."""
-    sought = name.encode() + b"\0"
-    at = strings.find(sought)
-    while at >= 0:
-        yield at
-        at = strings.find(sought, at + 1)
 
 
 def _build_id(elf: ELFFile, most: int) -> str | None:

@@ -7,8 +7,7 @@ import errno
 from ksym_plugin.timeline.errors import SourceError
 
 _SYS_ADMIN = 1 << 21
-_PERFMON = 1 << 38
-_BPF = 1 << 39
+_PERFMON_AND_BPF = 1 << 38 | 1 << 39
 
 #: How kernel addresses become visible: see kallsyms_show_value() in kernel/kallsyms.c.
 SHOW_ADDRESSES = "run as root or with CAP_SYSLOG, where kernel.kptr_restrict is below 2"
@@ -22,8 +21,9 @@ LOAD_PROBES = "run as root or with CAP_BPF and CAP_PERFMON"
 
 def require_probes(proc: str = "/proc", security: str = "/sys/kernel/security") -> None:
     """SourceError where BPF programs that read the kernel are not for this process."""
-    effective = _capabilities(f"{proc}/self/status")
-    if not effective & _SYS_ADMIN and not (effective & _PERFMON and effective & _BPF):
+    found = _read(f"{proc}/self/status").partition("CapEff:")[2].split()
+    effective = int(found[0], 16) if found else -1  # All of them where that cannot be read.
+    if not effective & _SYS_ADMIN and effective & _PERFMON_AND_BPF != _PERFMON_AND_BPF:
         raise SourceError("this user may not load BPF programs that trace the kernel", LOAD_PROBES)
     if "[confidentiality]" in _read(f"{security}/lockdown"):
         raise SourceError(
@@ -97,14 +97,6 @@ def perf_event_refusal(error: OSError, cpu: int) -> SourceError:
     if error.errno == errno.ENOSYS:
         return SourceError("this kernel has no perf events", "use one with CONFIG_PERF_EVENTS")
     return SourceError(f"perf_event_open(2) fails on CPU {cpu}: {error.strerror}")
-
-
-def _capabilities(status: str) -> int:
-    """The effective ones; all of them where /proc cannot be read."""
-    for line in _read(status).splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return -1
 
 
 def _read(path: str) -> str:

@@ -94,7 +94,11 @@ class Taker:
         if any(program.hidden for program in new):
             return _fallback(tail, privileges.programs_hidden())
         now = time.monotonic_ns()
-        doubtful = [program for program in new if self._may_lack_symbols(program)]
+        doubtful = [
+            program
+            for program in new
+            if self._symbols_only and program.uid != 0 and program.type in _UNPRIVILEGED
+        ]
         if not images and (doubtful or sum(program.has_btf for program in new) > _FEW):
             tail = read_tail(self._kallsyms)
         names = dict(tail.bpf)
@@ -106,9 +110,6 @@ class Taker:
                 self._known[program.id] = []
         loads = [load for known in self._known.values() for load in known]
         return Snapshot(_sorted(loads, image_loads(tail, 0, now)), "", bool(tail.bpf))
-
-    def _may_lack_symbols(self, program: ProgramInfo) -> bool:
-        return self._symbols_only and program.uid != 0 and program.type in _UNPRIVILEGED
 
     def _new_programs(self) -> list[ProgramInfo]:
         """The programs not known yet; those that are gone are forgotten."""
