@@ -204,11 +204,6 @@ class ElfFile:
         at = bisect_left(self.starts, start)
         return at < len(self) and self.starts[at] == start == self._ends[at]
 
-    def aliases(self, start: int) -> list[str]:
-        """The other names of the function that begins there, the best first."""
-        first, last = bisect_left(self.starts, start), bisect_right(self.starts, start)
-        return [self._name(index) for index in range(first + 1, last)]
-
     def _name(self, index: int) -> str:
         return _string(self._strings, self._names[index]).decode("utf-8", "backslashreplace")
 

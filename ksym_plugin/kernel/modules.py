@@ -32,8 +32,8 @@ _REMOVED = b"remove@/module/"
 _LOAD = 0x20
 _IS = 0x15
 _RETURN = 0x06
-#: Devices come by the thousand and have several events each: those must neither wake this
-#: process nor take room. Operation, jumps if equal and if not, operand.
+#: Devices come by the thousand: their events must neither wake this process nor take room.
+#: Operation, jumps if equal and if not, operand.
 _FILTER = (
     (_LOAD, 0, 0, 0),
     (_IS, 0, 2, int.from_bytes(b"add@", "big")),

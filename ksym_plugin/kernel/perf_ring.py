@@ -37,7 +37,7 @@ PROG_UNLOAD = 2
 _HEADER = struct.Struct("=IHH")  # type, misc, size
 _KSYMBOL = struct.Struct("=QIHH")  # addr, len, ksym_type, flags
 _BPF_EVENT = struct.Struct("=HHI8s")  # type, flags, id, tag
-_LOST = struct.Struct("=QQ")  # id, lost
+_LOST = struct.Struct("=QQ")  # id, lost; read(2) gives the count and lost
 
 # Words of 8 bytes in struct perf_event_mmap_page.
 _DATA_HEAD = 128
@@ -148,8 +148,7 @@ def _record(kind: int, data: bytes, at: int, end: int) -> Record | None:
 class Ring:
     """The records of an event, mapped; owns the event's file descriptor ``fd``.
 
-    ``lost_at_read`` says whether reading the event gives how many records were lost
-    (PERF_FORMAT_LOST).
+    ``lost_at_read``: reading the event tells how many records were lost (PERF_FORMAT_LOST).
     """
 
     def __init__(self, fd: int, size: int, lost_at_read: bool = False) -> None:
@@ -209,9 +208,8 @@ class Ring:
         """How many records were lost since the last call; None if the kernel cannot say."""
         if not self.lost_at_read:
             return None
-        lost: int = struct.unpack("=QQ", os.read(self.fd, 16))[1]
-        lost, self._lost = lost - self._lost, lost
-        return lost
+        before, self._lost = self._lost, _LOST.unpack(os.read(self.fd, _LOST.size))[1]
+        return self._lost - before
 
 
 class PerCpuRings:

@@ -47,8 +47,7 @@ _FEW = 32
 class Snapshot:
     """``loads`` by start; ``limit`` is a sentence about what is missing, if anything is.
 
-    ``lists_images`` says that kallsyms showed BPF, if only programs: there are no other
-    images than those in ``loads``.
+    ``lists_images`` says that kallsyms showed BPF: there are no images but those in ``loads``.
     """
 
     def __init__(self, loads: list[Load], limit: str, lists_images: bool = False) -> None:
@@ -58,10 +57,8 @@ class Snapshot:
 
 
 class Taker:
-    """Takes snapshots, and opens only those programs that the one before did not have.
-
-    An id is a program's for good, until 2^31 others have been loaded.
-    """
+    """Takes snapshots, and opens only those programs that the one before did not have: an id
+    is a program's for good, until 2^31 others have been loaded."""
 
     def __init__(
         self,
@@ -94,20 +91,18 @@ class Taker:
         if any(program.hidden for program in new):
             return _fallback(tail, privileges.programs_hidden())
         now = time.monotonic_ns()
-        doubtful = [
-            program
+        doubtful = {
+            program.id
             for program in new
             if self._symbols_only and program.uid != 0 and program.type in _UNPRIVILEGED
-        ]
+        }
         if not images and (doubtful or sum(program.has_btf for program in new) > _FEW):
             tail = read_tail(self._kallsyms)
         names = dict(tail.bpf)
         for program in new:
+            is_listed = any(start in names for start, _ in program.functions)
             loads = program_loads(program, self._reader, names, program.load_time, now)
-            self._known[program.id] = loads
-        for program in doubtful:
-            if not any(start in names for start, _ in program.functions):
-                self._known[program.id] = []
+            self._known[program.id] = loads if is_listed or program.id not in doubtful else []
         loads = [load for known in self._known.values() for load in known]
         return Snapshot(_sorted(loads, image_loads(tail, 0, now)), "", bool(tail.bpf))
 
@@ -142,15 +137,11 @@ def _fallback(tail: Tail, error: SourceError) -> Snapshot:
 
 def _sorted(programs: Iterable[Load], images: list[Load]) -> list[Load]:
     """All of them by start; those of programs are copies, for the caller to change."""
-    by_start: dict[int, Load] = {}
+    by_start = {load.symbol.start: load for load in reversed(images)}
+    # Of two at one start the older one, which comes first, went away during the walk.
     for load in programs:
-        known = by_start.get(load.symbol.start)
-        # Two at one start: the older one went away during the walk.
-        if known is None or (known.prog_id or 0) < (load.prog_id or 0):
-            copy = Load(load.symbol, load.earliest, load.latest, load.prog_id)
-            by_start[load.symbol.start] = copy
-    for load in images:
-        by_start.setdefault(load.symbol.start, load)
+        copy = Load(load.symbol, load.earliest, load.latest, load.prog_id)
+        by_start[load.symbol.start] = copy
     return [by_start[start] for start in sorted(by_start)]
 
 

@@ -1,9 +1,8 @@
 """bpf(2) and perf_event_open(2), which neither Python nor libc wraps.
 
-Both are called by number through libc's syscall(3); a failed call is an OSError with
-the kernel's errno. ctypes is loaded by the first call, not by the import, so that who
-only reads histories does not pay for it. File descriptors that come back are
-close-on-exec: bpf(2) makes them so, perf_event_open(2) is asked to.
+Both are called by number through libc's syscall(3); a failed call is an OSError with the
+kernel's errno. ctypes is loaded by the first call: who only reads histories does not pay for
+it. File descriptors that come back are close-on-exec.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ FORMAT_LOST = 1 << 4
 
 # The bits of perf_event_attr's flag word, counted from the first declared one.
 DISABLED = 1 << 0
-EXCLUDE_USER = 1 << 4
 EXCLUDE_KERNEL = 1 << 5
 EXCLUDE_HV = 1 << 6
 COMM = 1 << 9

@@ -30,10 +30,10 @@ class Image:
     """A vmlinux at the address where a kernel runs; answers as Kallsyms does.
 
     ``text_start`` is where that kernel has ``_text``, or ``_stext`` if that alone is in its
-    kallsyms. ``behind`` knows the kernel's own table, or is None: it names what the file does
-    not, and is preferred for labels within functions and for functions without a size in the
-    file. Raises ElfError where the file is of another kernel, or where it lay is not known:
-    ``build_id`` is the one wanted, None where that is not known.
+    kallsyms. ``behind`` is the kernel's own table, or None: it names what the file does not,
+    and is preferred for labels within functions and for functions without a size. ElfError
+    where the file is not of ``build_id`` (None if that is not known), or where it lay is not
+    known.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
-"""Processes that work for this one: functions of ours, and other people's programs.
+"""Processes that work for this one.
 
 A ``Worker`` runs a function of ours, because it may hang in the kernel, needs much memory,
-or has to be in time. A ``Child`` is a program such as perf or py-spy. Of any other process,
-/proc tells what it is.
+or has to be in time. A ``Child`` is a program such as perf or py-spy.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ _LOWEST_REALTIME = 1
 class Connection:
     """One end of a socket between this process and a worker; messages come whole, in order.
 
-    A message is anything that pickle takes. Both ends are this program, with the same
-    rights, and nobody else can write there.
+    A message is anything that pickle takes: nobody else can write there.
     """
 
     def __init__(self, end: socket.socket) -> None:

@@ -27,7 +27,6 @@ from ksym_plugin.kernel.elf import ElfError, ElfFile
 try:
     file = ElfFile(sys.argv[1])
     for start in set(file.starts):
-        file.aliases(start)
         file.find(start)
     file.functions()
 except ElfError as error:
