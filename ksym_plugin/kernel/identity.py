@@ -38,11 +38,7 @@ def build_id_of(notes: bytes) -> str | None:
 
 def boot_id(path: str = "/proc/sys/kernel/random/boot_id") -> str | None:
     """The UUID the kernel drew at this boot, None where it cannot be read."""
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read(64).strip() or None
-    except OSError:
-        return None
+    return read_text(path).strip() or None
 
 
 def release() -> str:
@@ -57,9 +53,18 @@ def hostname() -> str:
 
 def possible_nodes(path: str = "/sys/devices/system/node/possible") -> int:
     """How many NUMA nodes this kernel can have (num_possible_nodes); 1 where it has no NUMA."""
+    parts = [part.partition("-") for part in read_text(path).strip().split(",")]
     try:
-        with open(path, encoding="ascii") as file:
-            parts = [part.partition("-") for part in file.read().strip().split(",")]
         return sum(int(last or first) - int(first) + 1 for first, _, last in parts)
-    except (OSError, ValueError):
+    except ValueError:
         return 1
+
+
+def read_text(path: str) -> str:
+    """A file of /proc or /sys; ``""`` where it cannot be read."""
+    try:
+        # A thread's name may have carriage returns.
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -8,6 +8,8 @@ import os
 import struct
 import time
 
+from ksym_plugin.kernel.identity import read_text
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,11 +51,7 @@ _TIGHT = 4096
 
 def online_text() -> str:
     """The kernel's list, such as ``0-3,6``; cheap to compare with an earlier one."""
-    try:
-        with open(ONLINE, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return f"0-{(os.cpu_count() or 1) - 1}"
+    return read_text(ONLINE).strip() or f"0-{(os.cpu_count() or 1) - 1}"
 
 
 def possible_count() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from ksym_plugin.kernel.identity import read_text
 from ksym_plugin.timeline.errors import SourceError
 
 _SYS_ADMIN = 1 << 21
@@ -21,11 +22,11 @@ LOAD_PROBES = "run as root or with CAP_BPF and CAP_PERFMON"
 
 def require_probes(proc: str = "/proc", security: str = "/sys/kernel/security") -> None:
     """SourceError where BPF programs that read the kernel are not for this process."""
-    found = _read(f"{proc}/self/status").partition("CapEff:")[2].split()
+    found = read_text(f"{proc}/self/status").partition("CapEff:")[2].split()
     effective = int(found[0], 16) if found else -1  # All of them where that cannot be read.
     if not effective & _SYS_ADMIN and effective & _PERFMON_AND_BPF != _PERFMON_AND_BPF:
         raise SourceError("this user may not load BPF programs that trace the kernel", LOAD_PROBES)
-    if "[confidentiality]" in _read(f"{security}/lockdown"):
+    if "[confidentiality]" in read_text(f"{security}/lockdown"):
         raise SourceError(
             "the kernel is locked down for confidentiality, so BPF programs may not read it",
             "boot with lockdown=integrity, or without lockdown",
@@ -97,11 +98,3 @@ def perf_event_refusal(error: OSError, cpu: int) -> SourceError:
     if error.errno == errno.ENOSYS:
         return SourceError("this kernel has no perf events", "use one with CONFIG_PERF_EVENTS")
     return SourceError(f"perf_event_open(2) fails on CPU {cpu}: {error.strerror}")
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -16,6 +16,7 @@ import sys
 import time
 from array import array
 
+from ksym_plugin.kernel.identity import read_text
 from ksym_plugin.timeline.errors import KsymError
 
 TYPE_CHECKING = False
@@ -433,18 +434,14 @@ def family(pid: int) -> list[int]:
     found = [pid]
     for parent in found:
         for tid in thread_ids(parent):
-            path = f"/proc/{parent}/task/{tid}/children"
-            with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
-                found += map(int, file.read().split())
+            found += map(int, read_text(f"/proc/{parent}/task/{tid}/children").split())
     return found
 
 
 def thread_status(tid: int) -> dict[str, list[str]]:
     """The words of each field of /proc/TID/status; none where the thread is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{tid}/status", "rb") as file:
-        fields = (line.partition(":") for line in file.read().decode(errors="replace").split("\n"))
-        return {name: words.split() for name, _, words in fields}
-    return {}
+    lines = filter(None, read_text(f"/proc/{tid}/status").split("\n"))
+    return {name: words.split() for name, _, words in (line.partition(":") for line in lines)}
 
 
 def mapped_files(pid: int) -> bytes:
