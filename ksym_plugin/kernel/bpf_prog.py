@@ -132,10 +132,7 @@ def plain_names(program: ProgramInfo) -> list[str]:
 
 
 class ProgramReader:
-    """Reads programs one after the other; the buffers stay, and grow.
-
-    All methods raise SourceError where bpf(2) is refused.
-    """
+    """Reads programs into buffers that stay, and grow. SourceError where bpf(2) is refused."""
 
     def __init__(self) -> None:
         self._make_room(_FUNCTION_ROOM, 0)

@@ -136,6 +136,7 @@ class ClockMap:
     Between two instants the clocks are taken to drift evenly; before the first and
     after the last, not at all. Where a clock was set, or stood still, between two
     instants, a time between them is a window: whenever the clock can have shown it.
+    KsymError for a clock that was never read.
     """
 
     def __init__(self, instants: Iterable[Instant]) -> None:
@@ -146,10 +147,7 @@ class ClockMap:
         return clock == MONOTONIC or self._read(clock) is not None
 
     def window(self, clock: str, first: int, last: int) -> tuple[int, int]:
-        """From when to when ``clock`` can have shown ``first`` to ``last``, CLOCK_MONOTONIC ns.
-
-        KsymError if that clock was never read.
-        """
+        """From when to when ``clock`` can have shown ``first`` to ``last``, CLOCK_MONOTONIC ns."""
         if clock == MONOTONIC:
             return first, last
         readings = self._readings.get(clock) or self._known(clock)
@@ -160,7 +158,7 @@ class ClockMap:
         return min(since, low), max(until, high)
 
     def to_monotonic(self, clock: str, time_ns: int) -> int:
-        """``time_ns`` of ``clock`` in CLOCK_MONOTONIC ns. KsymError if it was never read.
+        """``time_ns`` of ``clock`` in CLOCK_MONOTONIC ns.
 
         A time that the clock did not show at one instant alone becomes one before everything:
         no lifetime has it.
@@ -169,10 +167,7 @@ class ClockMap:
         return since if since == until else _NEVER
 
     def from_monotonic(self, clock: str, time_ns: int) -> int:
-        """What ``clock`` shows at ``time_ns`` of CLOCK_MONOTONIC, if it drifts evenly.
-
-        KsymError if it was never read.
-        """
+        """What ``clock`` shows at ``time_ns`` of CLOCK_MONOTONIC, if it drifts evenly."""
         return time_ns if clock == MONOTONIC else self._known(clock).shown(time_ns)
 
     def _known(self, clock: str) -> _Readings:

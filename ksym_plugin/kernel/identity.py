@@ -10,10 +10,7 @@ _HEADER = struct.Struct("=III")  # Elf64_Nhdr: name length, description length, 
 
 
 def build_id(path: str = "/sys/kernel/notes") -> str | None:
-    """The running kernel's build id in hex, None where it has none or cannot be read.
-
-    The file holds the image's ELF notes, in the machine's byte order; anyone may read it.
-    """
+    """The running kernel's build id in hex, from its ELF notes; None where it has none."""
     try:
         with open(path, "rb") as file:
             return build_id_of(file.read(1 << 20))

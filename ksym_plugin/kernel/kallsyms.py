@@ -338,10 +338,7 @@ def is_bpf(line: bytes) -> bool:
 
 
 def split(line: bytes) -> tuple[str, str | None]:
-    """The name and the module; of the modules only ``[bpf]`` keeps its brackets.
-
-    Bytes that are no UTF-8 are shown escaped.
-    """
+    """The name and the module; of the modules only ``[bpf]`` keeps its brackets."""
     name, _, module = line[_NAME:].decode(errors="backslashreplace").partition("\t")
     if not module:
         return name, None
@@ -372,17 +369,13 @@ def _name(line: bytes) -> bytes:
 
 
 class Kallsyms:
-    """The symbols of one kallsyms table. Use ``load`` or ``parse``.
-
-    ``hidden``: every address is zero, so ``find`` answers HIDDEN.
-    """
+    """The symbols of one table. ``hidden``: all addresses are zero, so ``find`` says HIDDEN."""
 
     def __init__(self, text: KallsymsText, module_sizes: dict[str, tuple[int, int]]) -> None:
         text.lines.sort()
         self._lines = text.lines
         self._listed = text.bpf_tail
         self._sizes = module_sizes
-        self._extents = sorted(module_sizes.values())
         self._crowded: dict[int, Symbol | Reason] = {}
         self.hidden = bool(self._lines) and not address_of(self._lines[-1])
         self._floor = self._kernel_floor(text.narrow)
@@ -508,9 +501,8 @@ class Kallsyms:
         Since Linux 6.4 /proc/modules gives the bytes of all a module's areas together, so
         that this goes somewhat past the end of its code.
         """
-        if self._extents:
-            at = bisect_right(self._extents, (address, _TOP)) - 1
-            return at >= 0 and address < sum(self._extents[at])
+        if self._sizes:
+            return any(base <= address < base + size for base, size in self._sizes.values())
         if not 0 < after < len(self._lines):
             return False
         name, module = split(self._lines[after - 1])

@@ -179,7 +179,10 @@ def program_loads(
     for at, (start, length) in enumerate(program.functions):
         name = names.get(start, "")
         if not _fits(name, program, at):
-            own = own or _own_names(program, reader)
+            if not own:
+                own = plain_names(program)
+                if program.has_btf:  # Of one that is gone only the main function's is known.
+                    own = reader.function_names(program.id) or own[:1]
             name = own[at] if at < len(own) and own[at] else UNNAMED_BPF
         symbol = Symbol(start, start + length, name, BPF_PROG, BPF_MODULE)
         loads.append(Load(symbol, min(earliest, latest), latest, program.id))
@@ -192,9 +195,3 @@ def _fits(name: str, program: ProgramInfo, at: int) -> bool:
     if parts is None or parts[0] != program.tags[at]:
         return False
     return at > 0 or not program.name or parts[1].startswith(program.name)
-
-
-def _own_names(program: ProgramInfo, reader: ProgramReader) -> list[str]:
-    """The functions' names by bpf(2); of a program that is gone only the main function's."""
-    names = plain_names(program)
-    return reader.function_names(program.id) or names[:1] if program.has_btf else names

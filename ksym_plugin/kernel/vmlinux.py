@@ -143,8 +143,7 @@ def has_servers() -> bool:
 def download(build_id: str) -> str:
     """The path of a file with the symbols and DWARF of that build; ElfError if nobody has it.
 
-    It is stored under $XDG_CACHE_HOME, as debuginfod(8) describes the protocol:
-    ``GET /buildid/BUILDID/debuginfo``.
+    It is stored under $XDG_CACHE_HOME. The protocol is that of debuginfod(8).
     """
     if not build_id or not _HEX.issuperset(build_id):
         raise ElfError("this kernel has no build id", "name its vmlinux with --vmlinux")

@@ -83,19 +83,13 @@ class Connection:
                 del self.unsent[: self._end.send(self.unsent, socket.MSG_DONTWAIT)]
 
     def read(self) -> list[object]:
-        """The messages that have come since the last call; never waits.
-
-        The exception that a worker's function ended with is such a message.
-        """
+        """The messages that have come, an exception of the function too; never waits."""
         self._fill()
         messages, self._messages = self._messages, []
         return messages
 
     def receive(self, seconds: float | None = None) -> Any:  # noqa: ANN401 - as sent
-        """The next message; an exception of the function is raised.
-
-        TimeoutError if it takes too long, EOFError if the other end has ended without.
-        """
+        """The next message; an exception of the function is raised. TimeoutError, EOFError."""
         give_up = None if seconds is None else time.monotonic() + seconds
         while not self._messages:
             if self._is_over:
@@ -202,10 +196,7 @@ class Worker(Connection):
 
 
 def ask(question: Callable[[], Answer], seconds: float) -> Answer:
-    """What ``question`` returns, called in a forked process.
-
-    TimeoutError if it takes too long, EOFError if the process died.
-    """
+    """What ``question`` returns in a forked process. TimeoutError, or EOFError if that died."""
     worker = Worker(lambda owner: owner.send(question()), is_forked=True)
     try:
         answer: Answer = worker.receive(seconds)
@@ -276,10 +267,7 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """As ``Popen.poll``: None while it runs, and the negative number of a signal.
-
-        0 too where SIGCHLD is ignored: then the kernel keeps no child's status.
-        """
+        """As ``Popen.poll``; 0 where SIGCHLD is ignored, as the kernel then keeps no status."""
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -333,8 +321,8 @@ def start_program(
 class Child:
     """A program such as perf or py-spy, from its start on; ``log`` is the file for its output.
 
-    It ends when this process does, however that ends: py-spy must not stop a process for
-    ever. KsymError if it cannot be run.
+    It ends when this process does: py-spy must not stop a process for ever. KsymError if it
+    cannot be run.
     """
 
     def __init__(
