@@ -182,14 +182,15 @@ class ProgramReader:
         return _with_program(program_id, self._details) or ProgramDetails(program_id, GONE)
 
     def info(self, fd: int, with_lines: bool = False) -> ProgramInfo:
-        """The program that ``fd`` holds; the buffers have its names, and its lines if wanted."""
+        """The program that ``fd`` holds; ``with_lines`` has its line records in the buffers."""
         (
             type_, program_id, tag, jited, load_time, uid, name, starts, lengths, starts_at, _,
             btf_id, _, _, func_infos, lines, _, lines_at, jited_lines, _, _, _, _,
             run_ns, runs, misses, holder, target,
         ) = self._ask(fd, with_lines)  # fmt: skip
         functions = min(starts, lengths)
-        most, most_lines = max(functions, func_infos), max(lines, jited_lines) * with_lines
+        most = max(functions, func_infos)
+        most_lines = max(lines, jited_lines) if with_lines else 0
         if most > len(self._starts) or most_lines > len(self._addresses):
             rows = max(most_lines, len(self._addresses), _LINE_ROOM)
             self._make_room(max(most, len(self._starts)), rows)

@@ -23,10 +23,8 @@ _SO_ATTACH_FILTER = 26
 _SO_RCVBUFFORCE = 33
 #: Modules can come by the hundred: their events wait here until they are read.
 _ROOM = 4 << 20
-#: The longest uevent (UEVENT_BUFFER_SIZE in linux/kobject.h), and its beginning.
+#: The longest uevent (UEVENT_BUFFER_SIZE in linux/kobject.h).
 _LONGEST = 2304
-_ADDED = b"add@/module/"
-_REMOVED = b"remove@/module/"
 
 # Of classic BPF (linux/bpf_common.h): load four bytes, compare, return.
 _LOAD = 0x20
@@ -54,21 +52,19 @@ class Uevents:
         # Here, so that who reads the list alone does not pay for it.
         import socket
 
+        kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         try:
-            self._socket = socket.socket(
-                socket.AF_NETLINK,
-                socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC,
-                _NETLINK_KOBJECT_UEVENT,
-            )
+            self._socket = socket.socket(socket.AF_NETLINK, kind, _NETLINK_KOBJECT_UEVENT)
+            try:
+                listen_to_modules(self._socket)
+                self._socket.bind((0, _KERNEL_GROUP))
+                _make_room(self._socket)
+            except OSError:
+                self._socket.close()
+                raise
         except OSError as error:
-            raise _refusal(error) from error
-        try:
-            listen_to_modules(self._socket)
-            self._socket.bind((0, _KERNEL_GROUP))
-            _make_room(self._socket)
-        except OSError as error:
-            self._socket.close()
-            raise _refusal(error) from error
+            problem = f"the kernel's uevents cannot be listened to ({error.strerror})"
+            raise SourceError(problem) from error
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -118,12 +114,11 @@ def _make_room(receiver: socket.socket) -> None:
 
 def parse(data: bytes) -> tuple[bool, str] | None:
     """Whether a module was added, and its name; None for all that is not about a module."""
-    for is_added, prefix in ((True, _ADDED), (False, _REMOVED)):
-        if data.startswith(prefix):
-            name = data[len(prefix) :].partition(b"\0")[0]
-            # What lies under a module are its holders and parameters.
-            return None if b"/" in name else (is_added, name.decode("ascii", "replace"))
-    return None
+    action, separator, name = data.partition(b"\0")[0].partition(b"@/module/")
+    # What lies under a module are its holders and parameters.
+    if not separator or action not in (b"add", b"remove") or b"/" in name:
+        return None
+    return action == b"add", name.decode("ascii", "replace")
 
 
 class Listed:
@@ -163,7 +158,3 @@ def extents(path: str = LISTING) -> dict[str, tuple[int, int]]:
     except OSError:
         return {}
     return {one.name: (one.base, one.size) for one in listed if one.base and one.state != LOADING}
-
-
-def _refusal(error: OSError) -> SourceError:
-    return SourceError(f"the kernel's uevents cannot be listened to ({error.strerror})")
