@@ -47,6 +47,8 @@ _NEVER = -1
 _READINGS = 3
 _PR_SET_NAME = 15
 _SAMPLE_TIME = 1 << 2
+#: A dummy event of the calling thread that records nothing but its new names.
+_COMM_ALONE = syscalls.COMM | syscalls.SAMPLE_ID_ALL | syscalls.EXCLUDE_KERNEL | syscalls.EXCLUDE_HV
 _WORD = struct.Struct("=Q")
 
 
@@ -216,7 +218,10 @@ class PerfClock:
         self.problem = ""
         try:
             for flags, clockid in ((0, 0), (syscalls.USE_CLOCKID, time.CLOCK_MONOTONIC)):
-                self._rings.append(_open_comm_event(flags, clockid))
+                attr = syscalls.perf_event_attr(
+                    flags=flags | _COMM_ALONE, clockid=clockid, sample_type=_SAMPLE_TIME
+                )
+                self._rings.append(Ring(syscalls.perf_event_open(attr, 0, -1), mmap.PAGESIZE))
         except (OSError, KsymError) as error:
             self.close()
             self.problem = f"perf's clock cannot be read ({error})"
@@ -248,14 +253,6 @@ class PerfClock:
     def close(self) -> None:
         while self._rings:
             self._rings.pop().close()
-
-
-def _open_comm_event(flags: int, clockid: int) -> Ring:
-    """A dummy event of the calling thread that records nothing but its new names."""
-    flags |= syscalls.COMM | syscalls.SAMPLE_ID_ALL
-    flags |= syscalls.EXCLUDE_KERNEL | syscalls.EXCLUDE_HV
-    attr = syscalls.perf_event_attr(flags=flags, clockid=clockid, sample_type=_SAMPLE_TIME)
-    return Ring(syscalls.perf_event_open(attr, 0, -1), mmap.PAGESIZE)
 
 
 def _last_comm_time(ring: Ring) -> int | None:

@@ -111,7 +111,10 @@ class ElfFile:
         anchors, file.starts, file._ends, file._names, file._bounds = arrays
         file.anchors = {name: at for name, at in zip(ANCHORS, anchors) if at}
         file._strings = strings
-        return file if file._is_sound() else None
+        # All that look-ups rely on, whatever else the entry has.
+        in_order = all(map(le, file.starts, islice(file.starts, 1, None)))
+        is_sound = in_order and len(file.starts) == len(file._ends) == len(file._names)
+        return file if is_sound else None
 
     def _parts(self) -> list[bytes]:
         """All of it in bytes, for the same kind of machine."""
@@ -119,17 +122,6 @@ class ElfFile:
         columns = (anchors, self.starts, self._ends, self._names, self._bounds)
         parts = [column.tobytes() for column in columns]
         return [bytes.fromhex(self.build_id or ""), *parts, self._strings]
-
-    def _is_sound(self) -> bool:
-        """Whether look-ups can rely on what was read from the cache."""
-        return (
-            len(self.starts) == len(self._ends) == len(self._names)
-            and len(self._bounds) % 2 == 0
-            and all(map(le, self.starts, islice(self.starts, 1, None)))
-            and all(map(le, self.starts, self._ends))
-            and self._strings[-1:] == b"\0"
-            and max(self._names, default=0) < len(self._strings)
-        )
 
     def _read(self, elf: ELFFile, sections: Mapping[str, int]) -> None:
         self.build_id = _build_id(elf, os.path.getsize(self.path))
