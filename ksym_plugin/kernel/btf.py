@@ -8,7 +8,6 @@ ids of a module or of a program continue those of another object.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 from array import array
@@ -17,7 +16,7 @@ from ksym_plugin.kernel import syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
 
 _MAGIC = 0xEB9F
 _HEADER = struct.Struct("=HBBIIIII")
@@ -113,7 +112,7 @@ def sections(blob: bytes) -> tuple[bytes, bytes]:
 def string(strings: bytes, at: int) -> str:
     """The string at an offset into the strings' section."""
     end = strings.find(b"\0", at)
-    return strings[at : end if end >= 0 else len(strings)].decode("utf-8", "backslashreplace")
+    return strings[at : end if end >= 0 else None].decode("utf-8", "backslashreplace")
 
 
 class Targets:
@@ -148,41 +147,34 @@ class Targets:
 def read(btf_id: int) -> bytes:
     """The bytes of a BTF object that is loaded; none where it is gone or may not be read."""
     try:
-        with _object(btf_id) as fd:
-            _, size, *_ = _info(fd)
-            blob = array("B", bytes(size))
-            _info(fd, blob=blob)
-            return blob.tobytes()
+        _, size, *_ = _info(btf_id)
+        blob = array("B", bytes(size))
+        _info(btf_id, blob=blob)
+        return blob.tobytes()
     except OSError:
         return b""
 
 
 def _is_image(btf_id: int) -> bool:
     """Whether a BTF object holds the kernel image's types."""
+    name = array("B", bytes(_NAME_ROOM))
     try:
-        with _object(btf_id) as fd:
-            name = array("B", bytes(_NAME_ROOM))
-            *_, is_kernel_s = _info(fd, name=name)
-            return is_kernel_s == 1 and name.tobytes().startswith(b"vmlinux\0")
+        *_, is_kernel_s = _info(btf_id, name=name)
     except OSError:
         return False
-
-
-@contextlib.contextmanager
-def _object(btf_id: int) -> Iterator[int]:
-    fd = syscalls.bpf(syscalls.BTF_GET_FD_BY_ID, array("I", (btf_id, 0, 0, 0)))
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    return is_kernel_s == 1 and name.tobytes().startswith(b"vmlinux\0")
 
 
 def _info(
-    fd: int, blob: array[int] | None = None, name: array[int] | None = None
+    btf_id: int, blob: array[int] | None = None, name: array[int] | None = None
 ) -> tuple[int, ...]:
     """The fields of a bpf_btf_info; its types and its name fill ``blob`` and ``name``."""
     blob_at, blob_size = blob.buffer_info() if blob else (0, 0)
     name_at, name_size = name.buffer_info() if name else (0, 0)
     info = array("B", _INFO.pack(blob_at, blob_size, 0, name_at, name_size, 0))
-    syscalls.object_info(fd, info)
+    fd = syscalls.bpf(syscalls.BTF_GET_FD_BY_ID, array("I", (btf_id, 0, 0, 0)))
+    try:
+        syscalls.object_info(fd, info)
+    finally:
+        os.close(fd)
     return _INFO.unpack(info)
