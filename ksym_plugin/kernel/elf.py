@@ -17,7 +17,7 @@ from itertools import groupby, islice
 from operator import itemgetter, le
 
 from ksym_plugin.kernel import cache
-from ksym_plugin.kernel.identity import build_id_of
+from ksym_plugin.kernel.identity import build_id_of, read_text
 from ksym_plugin.kernel.kallsyms import ANCHORS
 from ksym_plugin.timeline.errors import KsymError
 
@@ -249,15 +249,11 @@ def module_sections(name: str, root: str = "/sys/module") -> dict[str, int]:
 def module_path(name: str, release: str, root: str = _MODULES) -> str | None:
     """The file that modprobe(8) takes for a module, None if it knows none."""
     folder = os.path.join(root, release)
-    try:
-        with open(os.path.join(folder, "modules.dep"), encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                path = line.partition(":")[0]
-                stem = path.rpartition("/")[2].partition(_MODULE_ENDING)[0]
-                if stem.replace("-", "_") == name:
-                    return os.path.join(folder, path)
-    except OSError:
-        pass
+    for line in read_text(os.path.join(folder, "modules.dep")).splitlines():
+        path = line.partition(":")[0]
+        stem = path.rpartition("/")[2].partition(_MODULE_ENDING)[0]
+        if stem.replace("-", "_") == name:
+            return os.path.join(folder, path)
     return None
 
 
@@ -280,12 +276,9 @@ def _unpacked(path: str) -> Iterator[str]:
     if path.endswith(_MODULE_ENDING):
         yield path
         return
-    fd = os.memfd_create("module", os.MFD_CLOEXEC)
-    try:
-        _unpack(path, fd)
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
+    with open(os.memfd_create("module", os.MFD_CLOEXEC), "wb") as file:
+        _unpack(path, file.fileno())
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def _unpack(path: str, fd: int) -> None:

@@ -58,7 +58,7 @@ def possible_nodes(path: str = "/sys/devices/system/node/possible") -> int:
 
 
 def read_text(path: str) -> str:
-    """A file of /proc or /sys; ``""`` where it cannot be read."""
+    """A small file, such as those of /proc and /sys; ``""`` where it cannot be read."""
     try:
         # A thread's name may have carriage returns.
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
