@@ -14,16 +14,7 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.symbols import Frame, Load, Loss, Reason, Symbol, Unload
 
 __version__ = "0.1.0"
-__all__ = [
-    "Frame",
-    "KsymError",
-    "Load",
-    "Loss",
-    "Reason",
-    "SourceError",
-    "Symbol",
-    "Unload",
-]
+__all__ = ["Frame", "KsymError", "Load", "Loss", "Reason", "SourceError", "Symbol", "Unload"]
 
 
 def __getattr__(name: str) -> object:

@@ -68,8 +68,7 @@ def kprobe_refusal(error: OSError, function: str) -> SourceError:
             "and without kernel lockdown",
         )
     return SourceError(
-        f"{function} takes no kprobe ({error.strerror})",
-        "see /sys/kernel/debug/kprobes/blacklist",
+        f"{function} takes no kprobe ({error.strerror})", "see /sys/kernel/debug/kprobes/blacklist"
     )
 
 

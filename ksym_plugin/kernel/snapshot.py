@@ -167,11 +167,7 @@ def _ool_loads(tail: Tail, earliest: int, latest: int) -> list[Load]:
 
 
 def program_loads(
-    program: ProgramInfo,
-    reader: ProgramReader,
-    names: dict[int, str],
-    earliest: int,
-    latest: int,
+    program: ProgramInfo, reader: ProgramReader, names: dict[int, str], earliest: int, latest: int
 ) -> list[Load]:
     """Loads of a program and its subprograms, with kallsyms' ``names`` where these are theirs."""
     own: list[str] = []

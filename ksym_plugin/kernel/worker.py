@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     Answer = TypeVar("Answer")
+    #: What a worker runs, with its end of the connection.
+    Serve = Callable[["Connection"], None]
 
 _LENGTH_BYTES = 4
 _CHUNK = 1 << 16
@@ -166,12 +168,7 @@ class Worker(Connection):
     ends it and what it has started. OSError if it cannot be started.
     """
 
-    def __init__(
-        self,
-        serve: Callable[[Connection], None],
-        is_forked: bool = False,
-        output: int | None = None,
-    ) -> None:
+    def __init__(self, serve: Serve, is_forked: bool = False, output: int | None = None) -> None:
         ours, theirs = socket.socketpair()
         super().__init__(ours)
         self._process: subprocess.Popen[bytes] | Forked | None = None
@@ -213,7 +210,7 @@ def run(module: str, function: str, fd: str) -> None:
     _serve(serve, Connection(socket.socket(fileno=int(fd))))
 
 
-def _serve(serve: Callable[[Connection], None], owner: Connection) -> None:
+def _serve(serve: Serve, owner: Connection) -> None:
     # The owner may have ended, or have closed its end.
     with contextlib.suppress(EOFError, ConnectionError):
         try:
@@ -222,9 +219,7 @@ def _serve(serve: Callable[[Connection], None], owner: Connection) -> None:
             owner.send(error)
 
 
-def _start(
-    serve: Callable[[Connection], None], fd: int, output: int | None
-) -> subprocess.Popen[bytes]:
+def _start(serve: Serve, fd: int, output: int | None) -> subprocess.Popen[bytes]:
     import subprocess
 
     folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -240,9 +235,7 @@ def _start(
     )
 
 
-def _fork(
-    serve: Callable[[Connection], None], ours: socket.socket, theirs: socket.socket
-) -> Forked:
+def _fork(serve: Serve, ours: socket.socket, theirs: socket.socket) -> Forked:
     pid = os.fork()
     if not pid:
         try:
