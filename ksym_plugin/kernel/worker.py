@@ -318,9 +318,7 @@ class Child:
     cannot be run.
     """
 
-    def __init__(
-        self, call: Sequence[str], log: str, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, call: Sequence[str], log: str, environment: Mapping[str, str]) -> None:
         import subprocess
 
         self._log = log
@@ -332,7 +330,7 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})},
+                    env={**os.environ, "LC_ALL": "C.UTF-8", **environment},
                 )
             except OSError as error:
                 raise KsymError(
