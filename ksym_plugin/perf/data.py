@@ -20,33 +20,28 @@ from ksym_plugin.timeline.errors import KsymError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO
+    from typing import BinaryIO, Union
+
+    #: What records are read of.
+    Content = Union[bytes, mmap.mmap]
 
 #: What a perf.data begins with, where it was written by a machine of this byte order.
 MAGIC = b"PERFILE2"
 #: The byte orders, for ``struct`` and by name.
 _ORDERS = {b"PERFILE2": ("<", "little"), b"2ELIFREP": (">", "big")}
-_OWN_ORDER = "<" if sys.byteorder == "little" else ">"
 #: The size of the header that says that all else is in records.
 _PIPE_HEADER = 16
 _FILE_HEADER = "Q6Q4Q"
-_BUILD_ID = 2
-_HOSTNAME = 3
-_OSRELEASE = 4
-_ARCH = 6
-_EVENT_DESC = 12
-_SAMPLE_TIME = 21
-_WANTED = (_BUILD_ID, _HOSTNAME, _OSRELEASE, _ARCH, _EVENT_DESC, _SAMPLE_TIME)
-RECORD_MMAP = 1
-_SAMPLE = 9
-RECORD_MMAP2 = 10
-_HEADER_ATTR = 64
-RECORD_TRACING_DATA = 66
-_HEADER_FEATURE = 80
-_MISC_CPUMODE = 7
-_MISC_KERNEL = 1
-_MISC_USER = 2
-_MISC_MMAP_BUILD_ID = 1 << 14
+# Features. Some are a string, which tells something of the kernel.
+_BUILD_ID, _EVENT_DESC, _SAMPLE_TIME = 2, 12, 21
+_STRINGS = {3: "host", 4: "release", 6: "arch"}
+_WANTED = (_BUILD_ID, *_STRINGS, _EVENT_DESC, _SAMPLE_TIME)
+# Types of records: the kernel's, and from 64 on perf's own (tools/lib/perf/include/perf/event.h).
+RECORD_MMAP, RECORD_SAMPLE, RECORD_MMAP2 = 1, 9, 10
+RECORD_HEADER_ATTR, RECORD_TRACING_DATA, _HEADER_FEATURE = 64, 66, 80
+# Of the ``misc`` of a record.
+CPUMODE, KERNEL_MODE, _USER_MODE = 7, 1, 2
+_MMAP_BUILD_ID = 1 << 14
 _KERNEL_MAP = b"[kernel.kallsyms]"
 _KERNEL_STARTS = (_KERNEL_MAP + b"_text", _KERNEL_MAP + b"_stext")
 _ADDRESS_AT = 16
@@ -73,6 +68,8 @@ _KNOWN_MACHINES = frozenset(
 _KERNEL_HALF = 1 << 63
 #: What is read of a section at most; a kernel map is among the first records.
 _MOST = 1 << 20
+#: What untrue offsets and sizes lead to; OSError is what lseek(2) says of them.
+DAMAGE = (struct.error, ValueError, OverflowError, OSError)
 
 
 class DataError(KsymError):
@@ -82,22 +79,13 @@ class DataError(KsymError):
     """
 
 
+def damaged() -> DataError:
+    """What is raised where offsets, sizes or counts cannot be true."""
+    return DataError("it is damaged")
+
+
 class Recorded:
     """The kernel behind a perf.data; what the file does not say is None."""
-
-    __slots__ = (
-        "arch",
-        "attrs",
-        "build_id",
-        "features",
-        "first_time",
-        "host",
-        "last_time",
-        "names",
-        "release",
-        "text_start",
-        "width",
-    )
 
     def __init__(self) -> None:
         self.build_id: str | None = None
@@ -137,12 +125,9 @@ class Recorded:
         self.features.add(feature)
         if feature == _BUILD_ID:
             self.build_id = _kernel_build_id(content, order) or self.build_id
-        elif feature == _HOSTNAME:
-            self.host = _string(content)
-        elif feature == _OSRELEASE:
-            self.release = _string(content)
-        elif feature == _ARCH:
-            self.arch = _string(content)
+        elif feature in _STRINGS:  # A length, then that many bytes, padded with NULs.
+            text = content[4:].partition(b"\0")[0].decode("utf-8", "replace")
+            setattr(self, _STRINGS[feature], text or None)
         elif feature == _SAMPLE_TIME:
             # 0 where perf looked at no sample (perf record -B).
             self.first_time, self.last_time = (
@@ -161,8 +146,6 @@ class Header:
     A pipe's has only its byte order, ``<`` or ``>``; all else follows as records.
     """
 
-    __slots__ = ("attrs", "byteorder", "data", "features", "is_pipe", "order")
-
     def __init__(self, file: BinaryIO) -> None:
         """Reads from where ``file`` stands. DataError for another format, struct.error if cut."""
         start = file.read(_PIPE_HEADER)
@@ -174,10 +157,8 @@ class Header:
         self.attrs = self.data = (0, 0)
         #: Offset and size of each section, by the bit of its feature.
         self.features: dict[int, tuple[int, int]] = {}
-        if not self.is_pipe:
-            self._read_parts(file)
-
-    def _read_parts(self, file: BinaryIO) -> None:
+        if self.is_pipe:
+            return
         parts = struct.Struct(self.order + _FILE_HEADER)
         _, *at, data_at, data_size, _, _, a, b, c, d = parts.unpack(file.read(parts.size))
         self.attrs, self.data = (at[0], at[1]), (data_at, data_size)
@@ -185,21 +166,8 @@ class Header:
         features = [bit for bit in range(256) if flags >> bit & 1]
         file.seek(data_at + data_size)
         table = file.read(16 * len(features))
-        for place, bit in zip(struct.iter_unpack(self.order + "QQ", _whole(table, 16)), features):
-            self.features[bit] = place
-
-    def sections(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        """The sections that ``Recorded`` learns from, each with its feature's bit."""
-        for feature in _WANTED:
-            if feature in self.features:
-                offset, size = self.features[feature]
-                file.seek(offset)
-                yield feature, file.read(min(size, _MOST))
-
-
-def damaged() -> DataError:
-    """What is raised where offsets, sizes or counts cannot be true."""
-    return DataError("it is damaged")
+        places = struct.iter_unpack(self.order + "QQ", table[: len(table) // 16 * 16])
+        self.features.update(zip(features, places))
 
 
 def read(path: str | None) -> Recorded:
@@ -217,7 +185,7 @@ def read(path: str | None) -> Recorded:
             path = os.path.join(path, "data")
         with open(path, "rb") as file:
             _read_header(file, recorded)
-    except (OSError, struct.error, ValueError, OverflowError, DataError):
+    except (*DAMAGE, DataError):
         pass  # A file that perf can read and this cannot is no reason to stop perf.
     return recorded
 
@@ -225,7 +193,7 @@ def read(path: str | None) -> Recorded:
 def read_start(start: bytes) -> Recorded:
     """The same of the beginning of a perf.data, as far as it goes."""
     recorded = Recorded()
-    with contextlib.suppress(struct.error, ValueError, OverflowError, DataError):
+    with contextlib.suppress(*DAMAGE, DataError):
         _read_header(io.BytesIO(start), recorded)
     return recorded
 
@@ -240,42 +208,32 @@ def _read_header(file: BinaryIO, recorded: Recorded) -> None:
         records = file.read(min(header.data[1], _MOST))
     recorded.features.update(header.features)
     _read_kernel_map(records, recorded, header.order)
-    for feature, content in header.sections(file):
-        recorded.learn(feature, content, header.order)
+    for feature in _WANTED:
+        if feature in header.features:
+            offset, size = header.features[feature]
+            file.seek(offset)
+            recorded.learn(feature, file.read(min(size, _MOST)), header.order)
 
 
 def _read_pipe(records: bytes, recorded: Recorded, order: str) -> None:
-    """Take in what stands before the first sample, and when that was taken."""
+    """Take in what stands before the first sample, and when that was taken.
+
+    The time is not known where samples of several events have it in different places.
+    """
+    word = struct.Struct(order + "Q")
     types: set[int] = set()
     for at, kind, _, size in _records(records, order):
-        record = records[at : at + size]
         if kind == _HEADER_FEATURE:
-            (feature,) = struct.unpack_from(order + "Q", record, 8)
-            recorded.learn(feature, record[16:], order)
-        elif kind == _HEADER_ATTR:
-            types.update(struct.unpack_from(order + "Q", record, _SAMPLE_TYPE_AT))
-        elif kind == _SAMPLE:
-            recorded.first_time = _time_of(record, types, order)
+            (feature,) = word.unpack_from(records, at + 8)
+            recorded.learn(feature, records[at + 16 : at + size], order)
+        elif kind == RECORD_HEADER_ATTR:
+            types.update(word.unpack_from(records, at + _SAMPLE_TYPE_AT))
+        elif kind == RECORD_SAMPLE:
+            places = {bin(a & _BEFORE_TIME).count("1") if a & _TIME else None for a in types}
+            place = places.pop() if len(places) == 1 else None
+            if place is not None:
+                (recorded.first_time,) = word.unpack_from(records[at : at + size], 8 + 8 * place)
             return
-
-
-def _time_of(sample: bytes, types: set[int], order: str) -> int | None:
-    """The time of a sample that is of one of these types; None if it has none or lies elsewhere."""
-    places = {bin(kind & _BEFORE_TIME).count("1") if kind & _TIME else None for kind in types}
-    place = places.pop() if len(places) == 1 else None
-    if place is None:
-        return None
-    return int(struct.unpack_from(order + "Q", sample, 8 + 8 * place)[0])
-
-
-def _whole(table: bytes, size: int) -> bytes:
-    """The entries of a table that are not cut."""
-    return table[: len(table) // size * size]
-
-
-def _string(content: bytes) -> str | None:
-    """A length, then that many bytes, padded with NULs."""
-    return content[4:].partition(b"\0")[0].decode("utf-8", "replace") or None
 
 
 def _read_events(content: bytes, order: str) -> list[tuple[bytes, bytes]]:
@@ -303,7 +261,7 @@ def _read_kernel_map(records: bytes, recorded: Recorded, order: str) -> None:
         if not is_core_map(kind, record):
             continue
         (recorded.text_start,) = struct.unpack_from(order + "Q", record, _PGOFF_AT)
-        if misc & _MISC_MMAP_BUILD_ID and kind == RECORD_MMAP2:
+        if misc & _MMAP_BUILD_ID and kind == RECORD_MMAP2:
             length = min(record[_MMAP_BUILD_ID_SIZE_AT], 20)
             build_id = record[_MMAP_BUILD_ID_AT : _MMAP_BUILD_ID_AT + length]
             recorded.build_id = build_id.hex() or None
@@ -320,29 +278,22 @@ def user_maps(path: str | None) -> dict[str, set[tuple[int, int, int]]]:
             start, size = (_PIPE_HEADER, sys.maxsize) if header.is_pipe else header.data
             with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
                 _read_user_maps(content, start, start + size, header.order, maps)
-    except (OSError, struct.error, ValueError, OverflowError, DataError):
+    except (*DAMAGE, DataError):
         pass  # As in ``read``.
     return maps
 
 
 def _read_user_maps(
-    content: mmap.mmap, at: int, end: int, order: str, maps: dict[str, set[tuple[int, int, int]]]
+    content: mmap.mmap, start: int, end: int, order: str, maps: dict[str, set[tuple[int, int, int]]]
 ) -> None:
-    record, place = struct.Struct(order + "IHH"), struct.Struct(order + "QQQ")
-    end = min(end, len(content) - place.size)
-    while at + record.size <= end:
-        kind, misc, size = record.unpack_from(content, at)
-        if size < record.size:
-            return
-        if kind in _MMAP_NAMES_AT and misc & _MISC_CPUMODE == _MISC_USER:
+    place = struct.Struct(order + "QQQ")
+    for at, kind, misc, size in _records(content, order, start, end):
+        if kind in _MMAP_NAMES_AT and misc & CPUMODE == _USER_MODE:
             first, length, offset = place.unpack_from(content, at + _ADDRESS_AT)
             name = content[at + _MMAP_NAMES_AT[kind] : at + size].partition(b"\0")[0]
             if name == b"[vdso]" or (name[:1] == b"/" and not name.startswith(_NO_FILES)):
                 known = maps.setdefault(name.decode("utf-8", "surrogateescape"), set())
                 known.add((first, first + length, offset))
-        at += size
-        if kind == RECORD_TRACING_DATA:
-            at += size_behind(kind, content[at - size : at], 0, order)
 
 
 def is_core_map(kind: int, record: bytes) -> bool:
@@ -354,7 +305,7 @@ def is_core_map(kind: int, record: bytes) -> bool:
 def _kernel_build_id(content: bytes, order: str) -> str | None:
     for at, _, misc, size in _records(content, order):
         name = content[at + _BUILD_ID_NAME_AT : at + size].partition(b"\0")[0]
-        if misc & _MISC_CPUMODE == _MISC_KERNEL and name == _KERNEL_MAP:
+        if misc & CPUMODE == KERNEL_MODE and name == _KERNEL_MAP:
             # 20 bytes and padding; newer perf keeps a shorter id's length in byte 20.
             length = content[at + _BUILD_ID_AT + 20]
             length = length if 0 < length <= 20 else 20
@@ -362,19 +313,21 @@ def _kernel_build_id(content: bytes, order: str) -> str | None:
     return None
 
 
-def _records(content: bytes, order: str) -> Iterator[tuple[int, int, int, int]]:
+def _records(
+    content: Content, order: str, at: int = 0, end: int = sys.maxsize
+) -> Iterator[tuple[int, int, int, int]]:
     """Where each whole record lies: offset, type, misc, size."""
     record = struct.Struct(order + "IHH")
-    at = 0
-    while at + record.size <= len(content):
+    end = min(end, len(content))
+    while at + record.size <= end:
         kind, misc, size = record.unpack_from(content, at)
-        if size < record.size or at + size > len(content):
+        if size < record.size or at + size > end:
             return
         yield at, kind, misc, size
         at += size + size_behind(kind, content, at, order)
 
 
-def size_behind(kind: int, content: bytes, at: int, order: str) -> int:
+def size_behind(kind: int, content: Content, at: int, order: str) -> int:
     """How much follows a record that is not counted in its size: what it announces."""
     if kind == RECORD_TRACING_DATA:
         return (int(struct.unpack_from(order + "I", content, at + 8)[0]) + 7) & ~7
@@ -385,23 +338,20 @@ def path_of_running_perf() -> str | None:
     """The perf.data that the perf this runs inside of is reading (perf-script(1), -i)."""
     try:
         with open("/proc/self/cmdline", "rb") as file:
-            words = [os.fsdecode(word) for word in file.read().split(b"\0")]
+            words = os.fsdecode(file.read()).split("\0")
     except OSError:
         return None
-    return _input_of(words) or ("-" if is_piped() else "perf.data")
-
-
-def _input_of(words: list[str]) -> str | None:
-    for at, word in enumerate(words):
-        if word == "--":
+    path = ""
+    for word, following in zip(words, words[1:]):
+        if word == "--" or path:
             break
-        if word in ("-i", "--input") and at + 1 < len(words):
-            return words[at + 1]
-        if word.startswith("--input="):
-            return word[len("--input=") :]
-        if word.startswith("-i") and not word.startswith("--") and len(word) > 2:
-            return word[2:]
-    return None
+        if word in ("-i", "--input"):
+            path = following
+        elif word.startswith("--input="):
+            path = word[len("--input=") :]
+        elif word.startswith("-i"):
+            path = word[len("-i") :]
+    return path or ("-" if is_piped() else "perf.data")
 
 
 def is_piped() -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _IP, _TID, _TIME, _ADDR, _READ, _CALLCHAIN, _ID, _CPU, _PERIOD, _STREAM_ID = (
     1 << bit for bit in range(10)
 )
-_RAW, _BRANCH_STACK, _STACK_USER, _IDENTIFIER = 1 << 10, 1 << 11, 1 << 13, 1 << 16
+_RAW, _IDENTIFIER = 1 << 10, 1 << 16
 #: What begins a sample, in this order, with its form: 8 bytes each.
 _HEAD = (
     (_IDENTIFIER, "Q"),
@@ -37,11 +37,8 @@ _HEAD = (
 _TRAILER = (_TID, _TIME, _ID, _STREAM_ID, _CPU, _IDENTIFIER)
 # Bits of read_format.
 _TOTAL_TIMES, _READ_ID, _READ_GROUP, _READ_LOST = 1 | 2, 4, 8, 16
-#: Of branch_sample_type: the user's callers are read from branch records (--call-graph lbr).
-_BRANCH_CALL_STACK = 1 << 11
-_BRANCH_SAMPLE_TYPE_AT = 72
-# Bit-fields of the attr, by their number.
-_INHERIT, _SAMPLE_ID_ALL = 1, 18
+# Bit-fields of the attr.
+_INHERIT, _SAMPLE_ID_ALL = 1 << 1, 1 << 18
 
 #: perf refuses attrs that are longer than it knows: 144 bytes in Linux 6.18.
 LONGEST_ATTR = 4096
@@ -95,7 +92,7 @@ class Layouts:
             raise DataError("it does not name its events")
         if len(self.all) == 1:
             self.sole = self.all[0]
-        elif len({layout.id_at for layout in self.all} | {0}) != 2:  # One place, and not nowhere.
+        elif not self.all[0].id_at or len({layout.id_at for layout in self.all}) > 1:
             raise DataError("its samples do not tell which event they are of")
         self.id_at = self.all[0].id_at
         self.is_settled = True
@@ -117,19 +114,21 @@ class Layout:
         if (kind, config) == _BPF_OUTPUT and self.sample_type & _RAW:
             # evsel__set_offcpu_sample in util/evsel.c (perf record --off-cpu).
             raise DataError("perf makes other samples of what programs have put out")
-        self._flags = flags
-        self.inherits = self._has(_INHERIT)
+        if header.order == ">":  # Where bytes are big-endian the first bit-field is the highest.
+            flags = int(f"{flags:064b}"[::-1], 2)
+        self.inherits = bool(flags & _INHERIT)
         #: Whether counters are read with each sample.
         self.has_counts = bool(self.sample_type & _READ)
-        clock = clock_of_attr(attr, header.byteorder)
-        self.event = Event(name, clock, not self._is_cut(attr))
+        self.event = Event(name, clock_of_attr(attr, header.byteorder))
         self._set_head(period)
-        self._set_trailer()
+        #: How far before the end of another record its time and its id are; 0 for nowhere.
+        self.time_back = self.id_back = 0
+        if flags & _SAMPLE_ID_ALL:
+            self._set_trailer()
 
     def name(self, name: bytes) -> None:
         """Name the event, as perf record did."""
-        text = name.decode("utf-8", "replace")
-        self.event = Event(text, self.event.clock, self.event.has_user_frames)
+        self.event.name = name.decode("utf-8", "replace")
 
     def read_counts(
         self, chunk: bytes, at: int, end: int
@@ -140,44 +139,26 @@ class Layout:
         struct.error if that is more than there is.
         """
         words = memoryview(chunk)[at + self.head_size : end]
-        form = self._read_format
-        times = bin(form & _TOTAL_TIMES).count("1")
-        more = bin(form & (_READ_ID | _READ_LOST)).count("1")
-        word = struct.Struct(self._order + "Q")
-        count, place = 1, 0
-        if form & _READ_GROUP:
-            (count,) = word.unpack_from(words)
-            place = 8 * (1 + times)
-            gap = 0
-        else:
-            gap = times
-        counts = []
+        word = struct.Struct(self._order + "Q").unpack_from
+        times, with_id, in_group, with_lost = (
+            bin(self._read_format & bits).count("1")
+            for bits in (_TOTAL_TIMES, _READ_ID, _READ_GROUP, _READ_LOST)
+        )
+        # A group's times stand before its counters, another's between value and id.
+        gap = 0 if in_group else times
+        count, place = (word(words)[0], 8 * (1 + times)) if in_group else (1, 0)
         if count > len(words) // 8:
             raise struct.error("more counters than there is room for")
+        counts = []
         for _ in range(count):
-            (value,) = word.unpack_from(words, place)
-            number = 0
-            if form & _READ_ID:
-                (number,) = word.unpack_from(words, place + 8 * (1 + gap))
-            counts.append((number, value))
-            place += 8 * (1 + gap + more)
+            number = word(words, place + 8 * (1 + gap))[0] if with_id else 0
+            counts.append((number, word(words, place)[0]))
+            place += 8 * (1 + gap + with_id + with_lost)
         depth = 0
         if self.sample_type & _CALLCHAIN:
-            (depth,) = word.unpack_from(words, place)
+            (depth,) = word(words, place)
             place += 8
         return counts, depth, at + self.head_size + place
-
-    def _has(self, number: int) -> bool:
-        """Whether a bit-field is set: the first is the highest bit where bytes are big-endian."""
-        return bool(self._flags >> (number if self._order == "<" else 63 - number) & 1)
-
-    def _is_cut(self, attr: bytes) -> bool:
-        """Whether callchains lack their user part, which perf then makes of something else."""
-        if self.sample_type & _BRANCH_STACK and len(attr) >= _BRANCH_SAMPLE_TYPE_AT + 8:
-            (kind,) = struct.unpack_from(self._order + "Q", attr, _BRANCH_SAMPLE_TYPE_AT)
-            if kind & _BRANCH_CALL_STACK:
-                return True
-        return bool(self.sample_type & _STACK_USER)
 
     def _set_head(self, period: int) -> None:
         """How to read type, misc and size, and what follows up to the callchain's length."""
@@ -210,10 +191,6 @@ class Layout:
         self.id_at = offsets.get(_IDENTIFIER) or offsets.get(_ID, 0)
 
     def _set_trailer(self) -> None:
-        """How far before the end of another record its time and its id are; 0 for nowhere."""
-        self.time_back = self.id_back = 0
-        if not self._has(_SAMPLE_ID_ALL):
-            return
         back = 0
         for field in reversed(_TRAILER):
             if self.sample_type & field:

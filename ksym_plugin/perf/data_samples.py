@@ -19,8 +19,13 @@ from bisect import bisect_right
 
 from ksym_plugin.perf import data
 from ksym_plugin.perf.data import (
+    CPUMODE,
+    DAMAGE,
+    KERNEL_MODE,
+    RECORD_HEADER_ATTR,
     RECORD_MMAP,
     RECORD_MMAP2,
+    RECORD_SAMPLE,
     RECORD_TRACING_DATA,
     DataError,
     Header,
@@ -29,21 +34,20 @@ from ksym_plugin.perf.data import (
     size_behind,
 )
 from ksym_plugin.perf.data_events import LONGEST_ATTR, Layouts, attr_of
-from ksym_plugin.perf.samples import GUEST, HYPERVISOR, KERNEL, MARKERS, USER, Event, Sample, frames
+from ksym_plugin.perf.samples import GUEST, HYPERVISOR, KERNEL, MARKERS, USER, Sample, frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
-    from typing import BinaryIO
 
     from ksym_plugin.perf.data_events import Layout
 
     #: Time, number, how to read a sample (None: COMM or FORK), and where the record is.
     Entry = tuple[int, int, "Layout | None", bytes, int]
 
-# Types of records: the kernel's, and from 64 on perf's own (tools/lib/perf/include/perf/event.h).
-_LOST, _COMM, _FORK, _SAMPLE, _LOST_SAMPLES, _KSYMBOL = 2, 3, 7, 9, 13, 17
-_HEADER_ATTR, _FINISHED_ROUND, _AUXTRACE_INFO, _AUXTRACE = 64, 68, 70, 71
+# More types of records: the kernel's, and from 64 on perf's own.
+_LOST, _COMM, _FORK, _LOST_SAMPLES, _KSYMBOL = 2, 3, 7, 13, 17
+_FINISHED_ROUND, _AUXTRACE_INFO, _AUXTRACE = 68, 70, 71
 _EVENT_UPDATE, _COMPRESSED, _COMPRESSED2 = 78, 81, 83
 _UPDATES_NAME = 2
 #: PERF_RECORD_KSYMBOL_TYPE_OOL.
@@ -60,7 +64,6 @@ _REFUSED = {
 #: HEADER_AUXTRACE, HEADER_DIR_FORMAT and HEADER_COMPRESSED.
 _REFUSED_FEATURES = {18: _TRACES, 24: _FOLDER, 27: _COMPRESSED_DATA}
 
-_CPUMODE, _KERNEL_MODE = 7, 1
 #: The region of PERF_RECORD_MISC_KERNEL, _USER, _HYPERVISOR, _GUEST_KERNEL, _GUEST_USER.
 _REGIONS = {1: KERNEL, 2: USER, 3: HYPERVISOR, 4: GUEST, 5: GUEST}
 _MARKERS = {mode: MARKERS[region].to_bytes(8, sys.byteorder) for mode, region in _REGIONS.items()}
@@ -79,12 +82,10 @@ _LEAST = {
     RECORD_MMAP2: 72,
     _LOST_SAMPLES: 16,
     _KSYMBOL: 24,
-    _HEADER_ATTR: 72,
+    RECORD_HEADER_ATTR: 72,
     RECORD_TRACING_DATA: 12,
     _EVENT_UPDATE: 24,
 }
-#: What untrue offsets and sizes lead to; OSError is what lseek(2) says of them.
-_DAMAGE = (struct.error, ValueError, OverflowError, OSError)
 _CHUNK = 1 << 20
 #: How many records, and bytes of such, are held back at the most.
 _MOST_HELD = 1 << 20
@@ -94,8 +95,7 @@ _MOST_HELD_SIZE = 1 << 28
 class DataSamples:
     """A perf.data that is open for reading its samples, once.
 
-    ``recorded`` is what the header says of the kernel. ``events`` of a pipe's file is complete
-    when the first sample has come. ``lost`` counts what the kernel said it
+    ``recorded`` is what the header says of the kernel. ``lost`` counts what the kernel said it
     had no room for, ``unknown`` samples that are of no event of the file. ``kernel_maps``
     are start and end of modules, and of the copies of code that kprobes are on.
     """
@@ -125,7 +125,7 @@ class DataSamples:
             self._open()
         except BaseException as error:
             self.close()
-            if isinstance(error, _DAMAGE):
+            if isinstance(error, DAMAGE):
                 raise damaged() from error
             raise
 
@@ -138,11 +138,6 @@ class DataSamples:
     def close(self) -> None:
         self._file.close()
 
-    @property
-    def events(self) -> list[Event]:
-        """The events of the file."""
-        return [layout.event for layout in self._layouts.all]
-
     # The header
 
     def _open(self) -> None:
@@ -152,24 +147,24 @@ class DataSamples:
         self._is_swapped = header.byteorder != sys.byteorder
         self._record = struct.Struct(header.order + "IHH")
         self._word = struct.Struct(header.order + "Q")
-        #: How many bytes of records are still to be read; None for a pipe's, until its end.
-        self._left: int | None = None
         for feature in self.recorded.features & set(_REFUSED_FEATURES):
             raise DataError(_REFUSED_FEATURES[feature])
         if self.recorded.other_split:
             raise DataError(self.recorded.other_split)
+        file_size = os.fstat(self._file.fileno()).st_size
+        #: How many bytes of records are still to be read.
+        self._left = file_size - self._file.tell()
         if header.is_pipe:
             return
-        begin, size = header.data
-        if not size or begin + size > os.fstat(self._file.fileno()).st_size:
+        begin, self._left = header.data
+        if not self._left or begin + self._left > file_size:
             raise DataError("it is not complete: perf record was killed, or the file is cut")
-        self._read_attrs(self._file)
+        self._read_attrs()
         self._file.seek(begin)
-        self._left = size
 
-    def _read_attrs(self, file: BinaryIO) -> None:
+    def _read_attrs(self) -> None:
         """Each attr, and the ids of its event, which are elsewhere."""
-        at, size = self._header.attrs
+        file, (at, size) = self._file, self._header.attrs
         end = at + size
         while at < end:
             file.seek(at)
@@ -192,7 +187,7 @@ class DataSamples:
         try:
             for batch in self._batches():
                 yield from self._samples_of(batch)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise damaged() from error
 
     def _samples_of(self, batch: list[Entry]) -> Iterator[Sample]:
@@ -212,9 +207,11 @@ class DataSamples:
                 raise damaged()
             callchain = chunk[start:end]
             if self._is_swapped:
-                callchain = _swapped(callchain)
+                words = array("Q", callchain)
+                words.byteswap()
+                callchain = words.tobytes()
             if callchain[:8] not in _ALL_MARKERS or callchain[-8:] in _ALL_MARKERS:
-                callchain = _complete(callchain, ip, misc & _CPUMODE)
+                callchain = _complete(callchain, ip, misc & CPUMODE)
             comm = comms.get(tid) or f":{tid}"
             when = time if layout.time_at else None
             if counts is None:
@@ -250,13 +247,10 @@ class DataSamples:
             self._comms[tid] = name.decode("utf-8", "surrogateescape")
             return
         _, _, tid, parent = struct.unpack_from(self._order + "4i", chunk, at + 8)
-        if tid == parent:
-            return
-        name_of_parent = self._comms.get(parent)
-        if name_of_parent is None:
-            self._comms.pop(tid, None)
+        if parent in self._comms:
+            self._comms[tid] = self._comms[parent]
         else:
-            self._comms[tid] = name_of_parent
+            self._comms.pop(tid, None)
 
     # Records
 
@@ -267,13 +261,15 @@ class DataSamples:
         that began after they were written.
         """
         begun = b""
-        piece = self._read(_CHUNK)
+        piece = self._read()
         while piece:
             chunk = begun + piece
             at = yield from self._scan(chunk)
             begun = chunk[at:]
-            self._skip(at - len(chunk))
-            piece = self._read(_CHUNK)
+            if at > len(chunk):  # What follows a record and is of no use here.
+                self._left -= at - len(chunk)
+                self._file.seek(at - len(chunk), os.SEEK_CUR)
+            piece = self._read()
             self._place += at
             self._held_size += at
         if begun or self._left:
@@ -281,19 +277,10 @@ class DataSamples:
         self._held.sort()
         yield self._held
 
-    def _read(self, size: int) -> bytes:
-        if self._left is None:
-            return self._file.read(size)
-        piece = self._file.read(min(size, self._left))
+    def _read(self) -> bytes:
+        piece = self._file.read(max(0, min(_CHUNK, self._left)))
         self._left -= len(piece)
         return piece
-
-    def _skip(self, size: int) -> None:
-        while size > 0:
-            piece = self._read(min(size, _CHUNK))
-            if not piece:
-                raise damaged()
-            size -= len(piece)
 
     def _scan(self, chunk: bytes) -> Generator[list[Entry], None, int]:
         """The batches that are complete with the whole records of a chunk; where those end."""
@@ -309,7 +296,7 @@ class DataSamples:
                 raise damaged()
             if at + size > len(chunk):
                 break
-            if kind == _SAMPLE:
+            if kind == RECORD_SAMPLE:
                 layout = layouts.sole or by_id.get(word(chunk, at + layouts.id_at)[0])
                 layout = layout or self._layout_of(chunk, at)
                 if layout is not None:
@@ -331,7 +318,8 @@ class DataSamples:
             at += size
         yield at_once
         if len(held) > _MOST_HELD or self._held_size > _MOST_HELD_SIZE:
-            yield self._flush_half()
+            held.sort()  # perf, too, lets the older half go where a round is too long.
+            yield self._flush(len(held) // 2)
         return at
 
     def _end_round(self) -> list[Entry]:
@@ -342,11 +330,6 @@ class DataSamples:
         if held or ready:
             self._limit = max(self._limit, (held or ready)[-1][0])
         return ready
-
-    def _flush_half(self) -> list[Entry]:
-        """The older half; perf, too, does so where a round is too long."""
-        self._held.sort()
-        return self._flush(len(self._held) // 2)
 
     def _flush(self, count: int) -> list[Entry]:
         ready = self._held[:count]
@@ -368,9 +351,27 @@ class DataSamples:
 
     def _take_in(self, kind: int, chunk: bytes, at: int, size: int) -> int:
         """Another record; how much follows it that is not counted in its size."""
-        read = _READ_BY.get(kind)
-        if read is not None:
-            read(self, chunk[at : at + size])
+        record = chunk[at : at + size]
+        if kind in (RECORD_MMAP, RECORD_MMAP2):  # A module's, or something of a user's.
+            _, misc, _ = self._record.unpack_from(record)
+            if misc & CPUMODE == KERNEL_MODE and not is_core_map(kind, record):
+                begin, length = struct.unpack_from(self._order + "QQ", record, 16)
+                self.kernel_maps.append((begin, begin + length))
+        elif kind == _KSYMBOL:
+            begin, length, what = struct.unpack_from(self._order + "QIH", record, 8)
+            if what == _OUT_OF_LINE:
+                self.kernel_maps.append((begin, begin + length))
+        elif kind in (_LOST, _LOST_SAMPLES):
+            self.lost += self._word.unpack_from(record, 16 if kind == _LOST else 8)[0]
+        elif kind == RECORD_HEADER_ATTR:
+            attr = attr_of(record[_RECORD_SIZE:], self._order)
+            self._layouts.add(attr, record[_RECORD_SIZE + len(attr) :])
+        elif kind == _EVENT_UPDATE:
+            what, number = struct.unpack_from(self._order + "QQ", record, 8)
+            if what == _UPDATES_NAME and number in self._layouts.by_id:
+                self._layouts.by_id[number].name(record[24:].partition(b"\0")[0])
+        elif kind in _REFUSED:
+            raise DataError(_REFUSED[kind])
         return size_behind(kind, chunk, at, self._order)
 
     def _time_of(self, chunk: bytes, at: int, size: int) -> int:
@@ -385,49 +386,6 @@ class DataSamples:
             return 0
         return int(self._word.unpack_from(chunk, at + size - layout.time_back)[0])
 
-    def _read_lost(self, record: bytes) -> None:
-        self.lost += self._word.unpack_from(record, 16)[0]
-
-    def _read_lost_samples(self, record: bytes) -> None:
-        self.lost += self._word.unpack_from(record, 8)[0]
-
-    def _read_map(self, record: bytes) -> None:
-        """A module, or something of a user's."""
-        kind, misc, _ = self._record.unpack_from(record)
-        if misc & _CPUMODE == _KERNEL_MODE and not is_core_map(kind, record):
-            begin, size = struct.unpack_from(self._order + "QQ", record, 16)
-            self.kernel_maps.append((begin, begin + size))
-
-    def _read_symbol(self, record: bytes) -> None:
-        begin, size, kind = struct.unpack_from(self._order + "QIH", record, 8)
-        if kind == _OUT_OF_LINE:
-            self.kernel_maps.append((begin, begin + size))
-
-    def _read_attr(self, record: bytes) -> None:
-        attr = attr_of(record[_RECORD_SIZE:], self._order)
-        self._layouts.add(attr, record[_RECORD_SIZE + len(attr) :])
-
-    def _read_update(self, record: bytes) -> None:
-        kind, number = struct.unpack_from(self._order + "QQ", record, 8)
-        if kind == _UPDATES_NAME and number in self._layouts.by_id:
-            self._layouts.by_id[number].name(record[24:].partition(b"\0")[0])
-
-    def _refuse(self, record: bytes) -> None:
-        raise DataError(_REFUSED[self._record.unpack_from(record)[0]])
-
-
-#: What reads a record that is neither a sample nor of a task.
-_READ_BY = {
-    RECORD_MMAP: DataSamples._read_map,
-    RECORD_MMAP2: DataSamples._read_map,
-    _LOST: DataSamples._read_lost,
-    _LOST_SAMPLES: DataSamples._read_lost_samples,
-    _KSYMBOL: DataSamples._read_symbol,
-    _HEADER_ATTR: DataSamples._read_attr,
-    _EVENT_UPDATE: DataSamples._read_update,
-    **dict.fromkeys(_REFUSED, DataSamples._refuse),
-}
-
 
 def _complete(callchain: bytes, ip: int, mode: int) -> bytes:
     """A callchain that tells its regions, by the sample's cpumode if it does not itself."""
@@ -436,9 +394,3 @@ def _complete(callchain: bytes, ip: int, mode: int) -> bytes:
     if callchain[:8] in _ALL_MARKERS or _REGIONS.get(mode, KERNEL) == KERNEL:
         return callchain
     return _MARKERS[mode] + callchain
-
-
-def _swapped(words: bytes) -> bytes:
-    swapped = array("Q", words)
-    swapped.byteswap()
-    return swapped.tobytes()

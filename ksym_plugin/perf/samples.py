@@ -8,13 +8,7 @@ has to take it apart only once.
 
 from __future__ import annotations
 
-from array import array
-
 from ksym_plugin.timeline.resolver import FIRST_MARKER
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 KERNEL = "kernel"
 USER = "user"
@@ -50,26 +44,22 @@ class Event:
     """What samples were taken of.
 
     ``clock`` is that of their times, as ``kernel.clocks`` names it; None if a history cannot
-    place it. Without ``has_user_frames`` callchains end with the kernel's part: the rest was
-    recorded in a form that only perf reads (perf record --call-graph dwarf, or lbr).
+    place it.
     """
 
-    __slots__ = ("clock", "has_user_frames", "name")
+    __slots__ = ("clock", "name")
 
-    def __init__(self, name: str, clock: str | None, has_user_frames: bool = True) -> None:
+    def __init__(self, name: str, clock: str | None) -> None:
         self.name = name
         self.clock = clock
-        self.has_user_frames = has_user_frames
-
-    def __repr__(self) -> str:
-        return f"Event({self.name}, {self.clock})"
 
 
 class Sample:
     """One sample. ``time`` is ns of the event's clock, None where none was recorded.
 
     ``pid``, ``tid`` and ``cpu`` are -1 where they were not recorded. ``callchain`` has at
-    least the address at which the sample was taken.
+    least the address at which the sample was taken. It ends with the kernel's part where the
+    user's was recorded in a form that only perf reads (perf record --call-graph dwarf, or lbr).
     """
 
     __slots__ = ("callchain", "comm", "cpu", "event", "period", "pid", "tid", "time")
@@ -94,18 +84,9 @@ class Sample:
         self.period = period
         self.callchain = callchain
 
-    def __repr__(self) -> str:
-        who = f"{self.comm} {self.pid}/{self.tid} [{self.cpu}]"
-        return f"Sample({who} {self.time}: {self.period} {self.event.name}, {self.frames()})"
-
     def frames(self) -> tuple[tuple[int, str], ...]:
         """Address and region of each frame, leaf first."""
         return frames(self.callchain)
-
-
-def callchain(addresses: Iterable[int]) -> bytes:
-    """The callchain of addresses, leaf first, and markers."""
-    return array("Q", addresses).tobytes()
 
 
 def frames(callchain: bytes) -> tuple[tuple[int, str], ...]:

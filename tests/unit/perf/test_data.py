@@ -100,7 +100,7 @@ def read(tmp_path: Path, content: bytes) -> Recorded:
 
 
 def told(recorded: Recorded) -> tuple[object, ...]:
-    shown = [name for name in Recorded.__slots__ if name not in ("attrs", "features", "names")]
+    shown = [name for name in sorted(vars(recorded)) if name not in ("attrs", "features", "names")]
     return tuple(getattr(recorded, name) for name in shown)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.perf.samples import GUEST, HYPERVISOR, KERNEL, USER, callchain, frames
+from ksym_plugin.perf.samples import GUEST, HYPERVISOR, KERNEL, USER, frames
 
 K1, K2, U1, U2 = 0xFFFF_FFFF_8100_0000, 0xFFFF_FFFF_C010_0000, 0x5555_0000_1000, 0x7FFF_1234
 # PERF_CONTEXT_… of include/uapi/linux/perf_event.h.
@@ -46,14 +48,14 @@ IN_GUEST, IN_GUEST_KERNEL, IN_GUEST_USER = (2**64 - number for number in (2048, 
     ],
 )
 def test_regions(words: list[int], regions: list[tuple[int, str]]) -> None:
-    assert list(frames(callchain(words))) == regions
+    assert list(frames(array("Q", words).tobytes())) == regions
 
 
 @given(
     st.lists(st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([K1, U1, IN_KERNEL, IN_USER])))
 )
 def test_the_kernel_s_frames_come_first_and_have_kernel_addresses(words: list[int]) -> None:
-    found = [(address, region) for address, region in frames(callchain(words))]
+    found = [(address, region) for address, region in frames(array("Q", words).tobytes())]
     assert [address for address, _ in found if address >= 2**64 - 4095] == []
     regions = [region for _, region in found]
     if USER in regions:
