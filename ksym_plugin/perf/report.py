@@ -7,9 +7,11 @@ whole file to perf's text, so that both count alike.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from bisect import bisect_left
+from typing import NamedTuple
 
 from ksym_plugin.history import locate
 from ksym_plugin.perf import session
@@ -21,23 +23,15 @@ from ksym_plugin.perf.samples import HYPERVISOR, MARKERS, USER, USER_DEFERRED, f
 from ksym_plugin.perf.samples import KERNEL as IN_KERNEL
 from ksym_plugin.stacks.account import ELSEWHERE, KERNEL, Account
 from ksym_plugin.timeline.resolver import FIRST_MARKER, Locator, Resolver
-from ksym_plugin.timeline.symbols import (
-    BPF_MODULE,
-    EXACT,
-    GAP,
-    GRACE,
-    UNKNOWN_ADDRESS,
-    Reason,
-)
+from ksym_plugin.timeline.symbols import BPF_MODULE, EXACT, GAP, GRACE, UNKNOWN_ADDRESS, Reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ksym_plugin.history.reader import BootHistory
     from ksym_plugin.perf.samples import Event, Sample
     from ksym_plugin.perf.session import Session
-    from ksym_plugin.timeline.symbols import Frame, Lifetime
+    from ksym_plugin.timeline.symbols import Lifetime
 
 #: perf drops a callchain with any other (thread__resolve_callchain_sample in util/machine.c).
 _TAKEN = frozenset((*(MARKERS[region] for region in (IN_KERNEL, USER, HYPERVISOR)), USER_DEFERRED))
@@ -65,37 +59,42 @@ def read(path: str, history: locate.Choice, clock: str | None) -> list[dict[str,
         raise DataError("it is another user's")
     if locate.find(history, path) is None:
         raise DataError("without a history perf's names count")
-    with (
-        DataSamples(path) as samples,
-        session.open_session(history, path, samples.recorded, clock) as known,
-    ):
-        counter = _Counter(known, clock)
-        for sample in samples.samples():
-            counter.add(sample)
-        if samples.unknown:
-            raise DataError("some of its samples are of no event that it has")
-        if counter.was_freed_in(samples.kernel_maps):
-            raise DataError("where programs have gone perf may know of other code")
-        if samples.lost:
-            say(f"perf record lost {samples.lost:,} records")
-        for line in counter.lines():
-            say(line)
-        return counter.account.documents()
+    gc.disable()  # Samples hold no cycles: looking for some costs a tenth.
+    try:
+        with (
+            DataSamples(path) as samples,
+            session.open_session(history, path, samples.recorded, clock) as known,
+        ):
+            return _count(samples, known, clock)
+    finally:
+        gc.enable()
 
 
-class _Chain:
+def _count(samples: DataSamples, known: Session, clock: str | None) -> list[dict[str, Any]]:
+    counter = _Counter(known, clock)
+    for sample in samples.samples():
+        counter.add(sample)
+    if samples.unknown:
+        raise DataError("some of its samples are of no event that it has")
+    if counter.was_freed_in(samples.kernel_maps):
+        raise DataError("where programs have gone perf may know of other code")
+    if samples.lost:
+        say(f"perf record lost {samples.lost:,} records")
+    for line in counter.lines():
+        say(line)
+    return counter.account.documents()
+
+
+class _Chain(NamedTuple):
     """What counts of a callchain: its leaf, and the frames that may be BPF's.
 
     ``pieces`` are their numbers in the account, leaf first; ``passing`` are place and
     address of those that the time decides.
     """
 
-    __slots__ = ("kernel_frames", "passing", "pieces")
-
-    def __init__(self) -> None:
-        self.kernel_frames = 0
-        self.pieces: list[int] = []
-        self.passing: list[tuple[int, int]] = []
+    kernel_frames: int
+    pieces: list[int]
+    passing: list[tuple[int, int]]
 
 
 class _Counter:
@@ -103,6 +102,9 @@ class _Counter:
 
     def __init__(self, known: Session, clock: str | None) -> None:
         """DataError if the history leaves some of it to perf's names."""
+        if known.history is None or known.history.losses:
+            raise DataError("the history does not know all that was there, so perf's names count")
+        self._history = known.history
         self.account = Account()
         #: Where programs were seen after their unload.
         self._freed: set[int] = set()
@@ -110,7 +112,6 @@ class _Counter:
         self._kernel_frames = 0
         self._bpf = 0
         self._unknown: dict[str, int] = {}
-        self._history = _without_losses(known)
         self._clock_map = self._history.clock_map()
         self._clock = clock
         self._clocks: dict[Event, str] = {}
@@ -161,23 +162,22 @@ class _Counter:
         if self._kept > _MOST_KEPT:
             self._chains.clear()
             self._kept = len(callchain)
-        chain = _Chain()
+        depth, pieces, passing = 0, list[int](), list[tuple[int, int]]()
         for address, region in _frames(callchain):
             if region == USER:
-                if not chain.kernel_frames:
-                    chain.pieces.append(ELSEWHERE)
+                pieces += [] if depth else [ELSEWHERE]
                 break
             if region != IN_KERNEL:
                 raise DataError("perf tells the kernel of a virtual machine from this one")
             if not self._is_fixed(address, sample):
-                chain.passing.append((len(chain.pieces), address))
-                chain.pieces.append(KERNEL)
-            elif not chain.kernel_frames:
-                chain.pieces.append(KERNEL)
-            chain.kernel_frames += 1
-        if chain.kernel_frames > _DEEPEST:
+                passing.append((len(pieces), address))
+                pieces.append(KERNEL)
+            elif not depth:
+                pieces.append(KERNEL)
+            depth += 1
+        if depth > _DEEPEST:
             raise DataError("perf leaves out what is deeper in a callchain")
-        return chain
+        return _Chain(depth, pieces, passing)
 
     def _is_fixed(self, address: int, sample: Sample) -> bool:
         if address in self._fixed:
@@ -191,19 +191,16 @@ class _Counter:
         """When a sample was taken, CLOCK_MONOTONIC ns; the history covers it."""
         clock = self._clocks.get(sample.event)
         if clock is None:
-            clock = self._clocks[sample.event] = self._clock_of(sample.event)
+            clock = self._clock or sample.event.clock
+            if clock is None or not self._clock_map.knows(clock):
+                raise DataError("the history cannot place its times, so perf's names count")
+            self._clocks[sample.event] = clock
         if sample.time is None:
             raise DataError("samples without a time have perf's names")
         time_ns = self._clock_map.to_monotonic(clock, sample.time)
         if not 0 < time_ns < _END_OF_TIME or not self._history.covers(time_ns):
             raise DataError("where the history does not reach perf's names count")
         return time_ns
-
-    def _clock_of(self, event: Event) -> str:
-        clock = self._clock or event.clock
-        if clock is None or not self._clock_map.knows(clock):
-            raise DataError("the history cannot place its times, so perf's names count")
-        return clock
 
     def _piece(self, address: int, time_ns: int, is_leaf: bool) -> int:
         """The number of a frame that the time decides."""
@@ -228,20 +225,12 @@ class _Counter:
         key = answer.lifetime, address, answer.certainty, is_leaf
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = self._number(answer, is_leaf)
+            frame = self._locator.locate(answer, is_leaf)
+            number = self._numbers[key] = self.account.frame(format_name(answer), frame)
         if answer.certainty == EXACT:
             until = self._history.holds_until(address, answer.lifetime)
             self._holding[address, is_leaf] = time_ns, until, number
         return number
-
-    def _number(self, frame: Frame, is_leaf: bool) -> int:
-        return self.account.frame(format_name(frame), self._locator.locate(frame, is_leaf))
-
-
-def _without_losses(known: Session) -> BootHistory:
-    if known.history is None or known.history.losses:
-        raise DataError("the history does not know all that was there, so perf's names count")
-    return known.history
 
 
 def _counting(callchain: bytes) -> bytes:
