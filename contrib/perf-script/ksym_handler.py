@@ -38,10 +38,10 @@ def _load():
             sys.path.insert(0, os.path.abspath(folder))
             break
     try:
-        from ksym_plugin.perf import program
+        from ksym_plugin.perf import handler
     except ImportError as error:
         sys.exit(f"ksym: {error}; run this through ksym script, or set PYTHONPATH")
-    return program
+    return handler
 
 
 _handler = _load().start(sys.argv[1:])

@@ -1,21 +1,25 @@
-"""The body of the ``perf script`` handler: perf's samples in, named stacks out.
+"""The ``perf script`` handler: perf's samples in, named stacks out.
 
-Runs inside perf's own interpreter, so it imports the core alone and never raises: an
+It runs inside perf's own interpreter, so it imports the core alone and never raises: an
 exception would abort perf (status 134) before its ``trace_end``. What goes wrong with a
 sample is counted, and the sample is passed on as perf had it.
+
+A newer perf embeds no Python and starts scripts as programs. Then it reads what ``perf
+script`` prints of the samples.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sys
 
 from ksym_plugin.history.locate import Choice
-from ksym_plugin.kernel.clocks import CLOCKS
+from ksym_plugin.kernel.clocks import CLOCKS, clock_of_attr
 from ksym_plugin.perf import data, session
 from ksym_plugin.perf.namer import Namer, format_name, is_core, located
 from ksym_plugin.perf.output import INLINED, TextOutput, give_up_output, say
-from ksym_plugin.perf.session import SampleClock
 from ksym_plugin.stacks.frames import SAMPLES, WEIGHTS
 from ksym_plugin.stacks.names import strip_nul
 from ksym_plugin.timeline.errors import KsymError
@@ -24,17 +28,22 @@ from ksym_plugin.timeline.symbols import Frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
     from ksym_plugin.kernel.dwarf import ImageLines
     from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.output import Output, Piece
+    from ksym_plugin.perf.repaint import Renamer
 
     #: An entry of a callchain, as perf hands it over.
     Node = dict[str, Any]
 
+#: Built into perf's own interpreter and no other.
+_PERF_MODULE = "perf_trace_context"
+#: A shell's exit status of a program that a signal ended is this and the signal's number.
+_SIGNALLED = 128
 FORMATS = ("text", "folded", "svg", "speedscope", "report")
 #: These tell of source lines without being asked to.
 _LINED = ("svg", "speedscope", "report")
@@ -45,6 +54,10 @@ _VSYSCALL = "[vsyscall]"
 #: PERF_RECORD_MISC_USER (linux/perf_event.h). Above it are a hypervisor, which perf cannot tell
 #: from a guest, and guests.
 _USER_MODE = 2
+#: perf's time of a sample that has none is 0 or all ones, by its version.
+_NO_TIME = 1 << 63
+#: A time that nothing covers.
+_OUTSIDE = (-1, -1)
 
 
 class Options:
@@ -56,30 +69,19 @@ class Options:
     each ``weight``, one of WEIGHTS.
     """
 
-    __slots__ = (
-        "boot",
-        "clock",
-        "event",
-        "format",
-        "history",
-        "input",
-        "lines",
-        "vmlinux",
-        "weight",
-    )
+    boot: str | None = None
+    lines = False
+    vmlinux: str | None = None
+    event: str | None = None
+    weight = SAMPLES
 
     def __init__(
         self, history: str | None, clock: str | None, format: str, input: str | None = None
     ) -> None:
         self.history = history
-        self.boot: str | None = None
         self.clock = clock
         self.format = format
         self.input = input
-        self.lines = False
-        self.vmlinux: str | None = None
-        self.event: str | None = None
-        self.weight = SAMPLES
 
     @property
     def choice(self) -> Choice:
@@ -144,13 +146,16 @@ class Handler:
         self._kernel_lines: ImageLines | None = None
         try:
             image = self._open_image(options.vmlinux, options.lines)
-            #: Waits until a history that is being written covers a time.
-            self._follow = self._session.follower()
+            #: Waits until a history that is being written covers a time; up to when it does.
+            self._follow, self._covered = self._session.follower(), 0
         except BaseException:
             self.close()
             raise
-        self._covered = 0
-        self._clock = SampleClock(options.clock, self._session.clock_map)
+        self._clock_map = self._session.clock_map
+        #: The clock of all samples where the user says so, and that of each event.
+        self._clock = options.clock
+        self._clocks: dict[str, str | None] = {}
+        self._has_warned = False
         self._namer = Namer(self._session.lookup, self._session.running(image))
         self.tally = self._namer.tally
         wants_lines = options.wants_lines
@@ -161,12 +166,10 @@ class Handler:
         self._fixed_leaves: dict[int, Piece] = {} if wants_lines else self._fixed
 
     def _open_image(self, path: str | None, with_lines: bool) -> Image | None:
-        from ksym_plugin.kernel.vmlinux import open_lines
-
-        image = None
-        if path is not None:
-            image = session.open_kernel(path, self.recorded, self._session)
+        image = None if path is None else session.open_kernel(path, self.recorded, self._session)
         if image is not None and with_lines:
+            from ksym_plugin.kernel.vmlinux import open_lines
+
             self._kernel_lines = open_lines(image, say, may_raise=False)
         return image
 
@@ -295,19 +298,42 @@ class Handler:
         return self._output.kernel(node["ip"], _name(node), node.get("sym_off"), dso)
 
     def _window(self, event: dict[str, Any]) -> tuple[int, int]:
-        """From when to when a sample can have been taken, CLOCK_MONOTONIC ns. A history that is
-        written covers it then."""
-        window = self._clock.window(event)
+        """From when to when a sample can have been taken, CLOCK_MONOTONIC ns.
+
+        That is one instant unless its clock was set about then, and a time before everything
+        if nothing is known of it. A history that is written covers it then.
+        """
+        name = str(event.get("ev_name"))
+        if name not in self._clocks:
+            self._clocks[name] = self._clock_of(event)
+        clock = self._clocks[name]
+        stamp = event["sample"].get("time") or 0
+        if clock is None or self._clock_map is None or not 0 < stamp < _NO_TIME:
+            return _OUTSIDE
+        window = self._clock_map.window(clock, stamp, stamp)
         if self._follow is None or window[1] <= self._covered:
             return window
-        self._covered, self._clock.clock_map = self._follow(window[1])
+        self._covered, self._clock_map = self._follow(window[1])
         # Symbols may have come where none had been.
         self._namer.forget()
         self._fixed.clear()
         self._fixed_leaves.clear()
         if window[1] > self._covered:
             self._follow = None  # The recorder does not get on, or has ended: never wait again.
-        return self._clock.window(event)
+        return self._clock_map.window(clock, stamp, stamp)
+
+    def _clock_of(self, event: dict[str, Any]) -> str | None:
+        """The clock of an event's samples; None, and one message, if it cannot be placed."""
+        clock = self._clock or clock_of_attr(event.get("attr") or b"")
+        if self._clock_map is None or (clock is not None and self._clock_map.knows(clock)):
+            return clock
+        if not self._has_warned:
+            self._has_warned = True
+            say(
+                f"samples of {event.get('ev_name')} are on a clock that the history cannot place,"
+                " so BPF frames stay as perf has them; record with: perf record -k CLOCK_MONOTONIC"
+            )
+        return None
 
 
 def _leaf(event: dict[str, Any]) -> Node:
@@ -349,3 +375,100 @@ def choose_output(options: Options, data_path: str | None, recorded: Recorded) -
 
     name = os.path.basename(data_path or "") or "perf.data"
     return open_output(options.format, sys.stdout, name, options.event, options.weight)
+
+
+def start(arguments: list[str]) -> Handler:
+    """The handler for the perf this runs inside of; exits with a sentence if it cannot be.
+
+    Where there is no perf around it, it is a program: that runs, and exits at its end.
+    """
+    is_embedded = _PERF_MODULE in sys.builtin_module_names
+    options = parse(arguments, is_embedded)
+    _prepare()
+    try:
+        if is_embedded:
+            return Handler(options, data.path_of_running_perf())
+        sys.exit(run(options))
+    except KsymError as error:
+        say(str(error))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        say("interrupted: what is printed is incomplete")
+        sys.exit(_SIGNALLED + signal.SIGINT)
+
+
+def _prepare() -> None:
+    """Set up the interpreter, which does nothing but handle samples."""
+    # Every sample is a tree of dicts without cycles: looking for some costs a twentieth.
+    gc.disable()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # As perf itself: a closed pipe ends it.
+    if sys.stdout is None:  # closed by whoever started perf
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for good
+    sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
+
+
+def run(options: Options) -> int:
+    """Print what perf script prints, its kernel frames named; the exit status, perf's if it ran.
+
+    Of the perf.data that is named or comes on standard input; its text may come there too.
+    KsymError if there is nothing to read, or it cannot be read.
+    """
+    if options.lines or options.vmlinux is not None:
+        raise KsymError("text gets no source lines", "run: ksym script --lines")
+    from ksym_plugin.perf import script
+
+    source = script.Input(options.input)
+    if source.is_empty:
+        say("this is a script for perf; run: perf script -s ksym_handler.py, or: ksym script")
+        return 1
+    if source.path is None:
+        from ksym_plugin.perf.text_origin import Text, open_text
+
+        text = Text(sys.stdin.buffer, source.start)
+        with open_text(text, options.choice, options.clock) as (known, renamer):
+            return int(not _print_named(text.pieces(), options, known, renamer))
+    with session.open_session(options.choice, source.path, source.recorded, options.clock) as known:
+        renamer = known.renamer(script.clocks(source.recorded, known, options.clock))
+        fields = () if options.format == "text" else script.STACKS
+        with script.Child(source, [*fields, "--ns"]) as perf:
+            is_whole = _print_named(perf.pieces(), options, known, renamer)
+            return perf.status() if is_whole else 1
+
+
+def _print_named(
+    pieces: Iterable[bytes], options: Options, known: session.Session, renamer: Renamer
+) -> bool:
+    """Print the text, and what became of its frames; whether it could be written."""
+    is_whole = True
+    try:
+        _print(pieces, options, known, renamer)
+        sys.stdout.flush()
+    except OSError as error:
+        give_up_output(error)
+        is_whole = False
+    finally:
+        for line in renamer.report():
+            say(line)
+    return is_whole
+
+
+def _print(
+    pieces: Iterable[bytes], options: Options, known: session.Session, renamer: Renamer
+) -> None:
+    out = sys.stdout.buffer
+    if options.format == "text":
+        from ksym_plugin.perf.repaint import Annotator
+
+        annotator = Annotator(renamer)
+        for piece in pieces:
+            out.write(annotator.feed(piece))
+            out.flush()
+        out.write(annotator.close())
+        return
+    from ksym_plugin.perf.stack_output import TextStacks, open_output
+
+    output = open_output(options.format, sys.stdout, "perf script", options.event, options.weight)
+    reader = TextStacks(renamer, output, Locator(known.lines) if options.wants_lines else None)
+    for piece in pieces:
+        reader.read(piece)
+    reader.end()

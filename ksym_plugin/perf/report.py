@@ -11,7 +11,6 @@ import gc
 import os
 import sys
 from bisect import bisect_left
-from typing import NamedTuple
 
 from ksym_plugin.history import locate
 from ksym_plugin.perf import session
@@ -32,6 +31,11 @@ if TYPE_CHECKING:
     from ksym_plugin.perf.samples import Event, Sample
     from ksym_plugin.perf.session import Session
     from ksym_plugin.timeline.symbols import Lifetime
+
+    #: What counts of a callchain: how many frames are the kernel's; the numbers in the account,
+    #: leaf first, of the leaf and of what may be BPF's; place and address of those of them that
+    #: the time decides.
+    Chain = tuple[int, list[int], list[tuple[int, int]]]
 
 #: perf drops a callchain with any other (thread__resolve_callchain_sample in util/machine.c).
 _TAKEN = frozenset((*(MARKERS[region] for region in (IN_KERNEL, USER, HYPERVISOR)), USER_DEFERRED))
@@ -85,18 +89,6 @@ def _count(samples: DataSamples, known: Session, clock: str | None) -> list[dict
     return counter.account.documents()
 
 
-class _Chain(NamedTuple):
-    """What counts of a callchain: its leaf, and the frames that may be BPF's.
-
-    ``pieces`` are their numbers in the account, leaf first; ``passing`` are place and
-    address of those that the time decides.
-    """
-
-    kernel_frames: int
-    pieces: list[int]
-    passing: list[tuple[int, int]]
-
-
 class _Counter:
     """Counts samples by who was where when they were taken."""
 
@@ -117,7 +109,7 @@ class _Counter:
         self._clocks: dict[Event, str] = {}
         self._resolver = Resolver(self._history)
         self._locator = Locator(known.lines)
-        self._chains: dict[bytes, _Chain] = {}
+        self._chains: dict[bytes, Chain] = {}
         self._kept = 0
         #: Addresses that neither BPF nor a module ever had.
         self._fixed: set[int] = set()
@@ -131,13 +123,13 @@ class _Counter:
         chain = self._chains.get(key)
         if chain is None:
             chain = self._chains[key] = self._take_in(key, sample)
-        pieces = chain.pieces
-        if chain.kernel_frames:
-            self._kernel_frames += chain.kernel_frames
+        kernel_frames, pieces, passing = chain
+        if kernel_frames:
+            self._kernel_frames += kernel_frames
             time_ns = self._time(sample)
-            if chain.passing:
+            if passing:
                 pieces = pieces.copy()
-                for place, address in chain.passing:
+                for place, address in passing:
                     pieces[place] = self._piece(address, time_ns, not place)
         self.account.add(sample.event.name, sample.comm, pieces)
 
@@ -156,7 +148,7 @@ class _Counter:
         ranked = sorted(self._unknown.items(), key=lambda item: -item[1])
         return [summary, *(f"{count:,} unknown: {why}" for why, count in ranked)]
 
-    def _take_in(self, callchain: bytes, sample: Sample) -> _Chain:
+    def _take_in(self, callchain: bytes, sample: Sample) -> Chain:
         """A callchain that was not met before."""
         self._kept += len(callchain)
         if self._kept > _MOST_KEPT:
@@ -177,7 +169,7 @@ class _Counter:
             depth += 1
         if depth > _DEEPEST:
             raise DataError("perf leaves out what is deeper in a callchain")
-        return _Chain(depth, pieces, passing)
+        return depth, pieces, passing
 
     def _is_fixed(self, address: int, sample: Sample) -> bool:
         if address in self._fixed:

@@ -20,7 +20,6 @@ from ksym_plugin.timeline.timeline import Timeline
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
 
     from ksym_plugin.history.reader import Boot, BootHistory
     from ksym_plugin.kernel.vmlinux import Image
@@ -30,12 +29,6 @@ if TYPE_CHECKING:
     from ksym_plugin.timeline.resolver import Lines
     from ksym_plugin.timeline.symbols import Lifetime, SourceLocation
     from ksym_plugin.timeline.timeline import Answer
-
-
-#: A time that nothing covers.
-_OUTSIDE = (-1, -1)
-#: perf's time of a sample that has none is 0 or all ones, by its version.
-_NO_TIME = 1 << 63
 
 
 def open_kernel(path: str, recorded: Recorded, session: Session) -> Image | None:
@@ -292,46 +285,3 @@ class Live:
         if answer[0] is None and answer[1] is not UNKNOWN_ADDRESS:
             return None, OUTSIDE_HISTORY
         return answer
-
-
-class SampleClock:
-    """Places the times of samples; each event may be on a clock of its own.
-
-    ``clock`` is that of all samples where the user says so, else each event's attr tells.
-    """
-
-    def __init__(self, clock: str | None, clock_map: ClockMap | None) -> None:
-        self._clock = clock
-        self.clock_map = clock_map
-        self._clocks: dict[str, str | None] = {}
-        self._has_warned = False
-
-    def window(self, event: dict[str, Any]) -> tuple[int, int]:
-        """From when to when a sample can have been taken, CLOCK_MONOTONIC ns.
-
-        That is one instant unless its clock was set about then, and a time before everything
-        if nothing is known of it.
-        """
-        name = str(event.get("ev_name"))
-        clock = self._clocks.get(name, "")
-        if clock == "":
-            clock = self._clocks[name] = self._clock_of(event)
-        stamp = event["sample"].get("time") or 0
-        if not 0 < stamp < _NO_TIME or clock is None or self.clock_map is None:
-            return _OUTSIDE
-        return self.clock_map.window(clock, stamp, stamp)
-
-    def _clock_of(self, event: dict[str, Any]) -> str | None:
-        """The clock of an event's samples; None, and one message, if it cannot be placed."""
-        clock = self._clock or clock_of_attr(event.get("attr") or b"")
-        if self.clock_map is None:
-            return clock
-        if clock is not None and self.clock_map.knows(clock):
-            return clock
-        if not self._has_warned:
-            self._has_warned = True
-            say(
-                f"samples of {event.get('ev_name')} are on a clock that the history cannot place,"
-                " so BPF frames stay as perf has them; record with: perf record -k CLOCK_MONOTONIC"
-            )
-        return None

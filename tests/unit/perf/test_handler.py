@@ -13,7 +13,7 @@ from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import MONOTONIC, Instant
 from ksym_plugin.kernel.kallsyms import Kallsyms
-from ksym_plugin.perf import program as module
+from ksym_plugin.perf import handler as module
 from ksym_plugin.perf.data import Recorded
 from ksym_plugin.perf.handler import Handler, Options
 from ksym_plugin.timeline.symbols import AMONG_BPF, UNKNOWN_ADDRESS, Load, Loss, Symbol, Unload
