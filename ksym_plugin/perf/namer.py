@@ -8,7 +8,6 @@ weighs it against what perf said, whichever way samples are read.
 from __future__ import annotations
 
 from functools import lru_cache
-from operator import sub
 
 from ksym_plugin.timeline.resolver import Resolver
 from ksym_plugin.timeline.symbols import (
@@ -69,17 +68,18 @@ _NOT_SHOWN = (
 _MOST_COMPARED = 64
 #: Of how many frames it is kept what was decided.
 _MOST_KEPT = 1 << 15
+_NOTHING_KEPT: tuple[int, int, tuple[Decision, str]] = (0, -1, (None, ""))
 #: Of how many of perf's names it is kept whether they are BPF's.
 _MOST_NAMES = 1 << 12
 #: In less than this, in ns, nothing is loaded and unloaded again.
 _MOMENT = 10_000
 #: What is so at all times.
 _FIXED = (UNKNOWN_ADDRESS, AMONG_BPF, OUTSIDE_HISTORY)
+#: The certainties of names that are not marked, the surest first.
+_UNMARKED = (EXACT, GRACE)
 #: How many different errors are counted, and how much is kept of the text of each.
 _MOST_ERRORS = 16
 _LONGEST_ERROR = 100
-
-
 #: Why a frame keeps perf's name, marked, or has none: text does not tell the time in full, or
 #: the clock was set about then.
 COARSE = Reason("two symbols followed each other here within what is known of the time")
@@ -107,17 +107,18 @@ class Tally:
         self.unknown: dict[str, int] = {}
         self.errors: dict[str, int] = {}
 
-    def counts(self) -> tuple[int, ...]:
-        """How many frames have the name of a symbol that was there, in each way."""
-        return self.confirmed, self.added, self.renamed, self.bpf
-
-    def count_again(self, counts: tuple[int, ...]) -> None:
-        """Count a frame as one was counted: ``counts`` has what each of them rose by."""
-        confirmed, added, renamed, bpf = counts
-        self.confirmed += confirmed
-        self.added += added
-        self.renamed += renamed
-        self.bpf += bpf
+    def count(self, frame: Frame, name: str) -> None:
+        """Count a frame that has its symbol's name, and for which perf had ``name``."""
+        if not name:
+            self.added += 1
+        elif name == frame.name:
+            self.confirmed += 1
+        else:
+            self.renamed += 1
+        if frame.module == BPF_MODULE:
+            self.bpf += 1
+            self.grace += frame.certainty == GRACE
+            self.gap += frame.certainty == GAP
 
     @property
     def frames(self) -> int:
@@ -213,30 +214,26 @@ def weigh(
 
     ``has_modules`` says that the history knows modules as well, and not only BPF.
     """
+    is_bpf = is_bpf_name(name, dso)
     if isinstance(answer, Frame):
-        if answer.kind == MODULE and answer.lifetime is not None:
-            return _decide_module(answer, name, tally)
-        theirs = bool(name) and not is_bpf_name(name, dso)
-        has_gone = answer.certainty != EXACT and not is_core(dso)
-        if theirs and (answer.module != BPF_MODULE or has_gone):
-            # perf prefers another alias of the symbol; or it knows of a module where a
-            # program was that has gone.
+        if name and _stands(answer, name, dso, is_bpf):
             tally.confirmed += 1
             return name
-        count(answer, name, tally)
+        tally.count(answer, name)
         return answer
-    is_gone = answer in (NOT_LOADED, VACANT, AMBIGUOUS)
-    comes_and_goes = is_bpf_name(name, dso) or (has_modules and is_module(dso))
-    known_otherwise = answer is BETWEEN or (is_gone and comes_and_goes)
-    known_otherwise = known_otherwise or (answer in _UNNAMED_BPF and is_neighbour(name, dso))
-    if name and answer is LOST and is_bpf_name(name, dso):
+    if name and answer is LOST and is_bpf:
         tally.unverified += 1
         return name + UNCERTAIN
-    if name and not known_otherwise:
-        if is_bpf_name(name, dso):
-            tally.unverified += 1
-        else:
-            tally.confirmed += 1
+    is_gone = answer in (NOT_LOADED, VACANT, AMBIGUOUS)
+    comes_and_goes = is_bpf or (has_modules and is_module(dso))
+    is_refuted = (
+        answer is BETWEEN
+        or (is_gone and comes_and_goes)
+        or (answer in _UNNAMED_BPF and is_neighbour(name, dso))
+    )
+    if name and not is_refuted:
+        tally.unverified += is_bpf
+        tally.confirmed += not is_bpf
         return name
     tally.withdrawn += bool(name)
     if answer in _UNNAMED_BPF and unnamed_dso(answer, name, dso) != BPF_MODULE:
@@ -245,18 +242,18 @@ def weigh(
     return None
 
 
-class _Kept:
-    """What was decided of a frame from ``since`` to ``until``, and how it is counted."""
-
-    __slots__ = ("counts", "decided", "since", "until")
-
-    def __init__(
-        self, since: int, until: int, decided: tuple[Decision, str], counts: tuple[int, ...]
-    ) -> None:
-        self.since = since
-        self.until = until
-        self.decided = decided
-        self.counts = counts
+def _stands(frame: Frame, name: str, dso: str, is_bpf: bool) -> bool:
+    """Whether perf's name stands although a symbol was there."""
+    lifetime = frame.lifetime
+    if frame.kind == MODULE and lifetime is not None:
+        # It is one of those that the function has.
+        functions = lifetime.functions
+        at = frame.address - lifetime.symbol.start
+        return functions is not None and name in functions.names(at)
+    # perf prefers another alias of the symbol; or it knows of a module where a program was
+    # that has gone.
+    has_gone = frame.certainty != EXACT and not is_core(dso)
+    return not is_bpf and (frame.module != BPF_MODULE or has_gone)
 
 
 class Namer:
@@ -283,11 +280,11 @@ class Namer:
         self._resolver = Resolver(lookup)
         #: Offsets in their functions, by perf, of addresses of the core image.
         self._compared: dict[int, int] = {}
-        #: Until when an address is a lifetime's, where the lookup tells (BootHistory does): what
-        #: was decided then holds as long, and samples come in the order of time. By address and
-        #: perf's name and dso.
+        #: Until when an address is a lifetime's, where the lookup tells (BootHistory does).
         self._holds_until: HoldsUntil | None = getattr(lookup, "holds_until", None)
-        self._kept: dict[tuple[int, str, str], _Kept] = {}
+        #: By address and perf's name and dso: from when to when a decision holds, and what it
+        #: is. Samples come in the order of time.
+        self._kept: dict[tuple[int, str, str], tuple[int, int, tuple[Decision, str]]] = {}
 
     def decide(
         self, address: int, window: tuple[int, int], name: str, dso: str, offset: int | None
@@ -299,19 +296,20 @@ class Namer:
         are perf's, empty and None where it has none.
         """
         key = address, name, dso
-        kept = self._kept.get(key)
-        if kept is not None and kept.since <= window[0] and window[1] <= kept.until:
-            self.tally.count_again(kept.counts)
-            return kept.decided
+        since, until, decided = self._kept.get(key, _NOTHING_KEPT)
+        if since <= window[0] and window[1] <= until:
+            if isinstance(decided[0], Frame):
+                self.tally.count(decided[0], name)
+            else:
+                self.tally.confirmed += 1
+            return decided
         answer = self._answer_if_wanting(address, window, name, dso, offset)
-        before = self.tally.counts()
         decided = self._weighed(answer, name, dso)
         if self._holds_until and isinstance(answer, Frame) and answer.certainty == EXACT:
-            until = self._holds_until(address, answer.lifetime)
-            rises = tuple(map(sub, self.tally.counts(), before))
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            self._kept[key] = _Kept(window[0], until, decided, rises)
+            until = self._holds_until(address, answer.lifetime)
+            self._kept[key] = window[0], until, decided
         return decided
 
     def _weighed(self, answer: Frame | Reason, name: str, dso: str) -> tuple[Decision, str]:
@@ -401,15 +399,15 @@ def resolve_within(resolver: Resolver, address: int, window: tuple[int, int]) ->
             # The static tables' answer, which is one object if it holds at all times.
             is_one = first is last
         if is_one and first.name == last.name and first.offset == last.offset:
-            return max(first, last, key=_doubtful)
+            return max(first, last, key=_doubt)
         return COARSE
     # Somebody may have come and gone meanwhile.
     is_fixed = first in _FIXED or until - since < _MOMENT
     return first if first is last and is_fixed else COARSE
 
 
-def _doubtful(frame: Frame) -> int:
-    return (EXACT, GRACE).index(frame.certainty) if frame.certainty in (EXACT, GRACE) else 2
+def _doubt(frame: Frame) -> int:
+    return _UNMARKED.index(frame.certainty) if frame.certainty in _UNMARKED else len(_UNMARKED)
 
 
 def _agreeing(offsets: dict[int, int], statics: Statics) -> int:
@@ -456,33 +454,6 @@ def unnamed_dso(answer: Frame | Reason, name: str, dso: str) -> str:
     return "" if name else dso
 
 
-def _decide_module(answer: Frame, name: str, tally: Tally) -> Frame | str:
-    """perf's name stands if it is one of those that the function has."""
-    lifetime = answer.lifetime
-    functions = None if lifetime is None else lifetime.functions
-    if lifetime is not None and functions is not None:
-        names = functions.names(answer.address - lifetime.symbol.start)
-        if name in names:
-            tally.confirmed += 1
-            return name
-    count(answer, name, tally)
-    return answer
-
-
-def count(frame: Frame, name: str, tally: Tally, times: int = 1) -> None:
-    """Count a frame that was sampled ``times`` times, for which perf had ``name``."""
-    if not name:
-        tally.added += times
-    elif name == frame.name:
-        tally.confirmed += times
-    else:
-        tally.renamed += times
-    if frame.module == BPF_MODULE:
-        tally.bpf += times
-        tally.grace += times * (frame.certainty == GRACE)
-        tally.gap += times * (frame.certainty == GAP)
-
-
 def format_dso(frame: Frame, dso: str) -> str:
     """The dso that is printed of a frame; ``dso`` is perf's own, which stands for the core image.
 
@@ -495,4 +466,4 @@ def format_dso(frame: Frame, dso: str) -> str:
 
 def format_name(frame: Frame) -> str:
     """The name that is printed of a frame: marked where it is not certain."""
-    return frame.name if frame.certainty in (EXACT, GRACE) else frame.name + UNCERTAIN
+    return frame.name if frame.certainty in _UNMARKED else frame.name + UNCERTAIN

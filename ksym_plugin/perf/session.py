@@ -6,10 +6,11 @@ running system tells, or nothing.
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from ksym_plugin.history import locate
-from ksym_plugin.kernel import identity, kallsyms
+from ksym_plugin.kernel import identity
 from ksym_plugin.kernel.clocks import PERF, ClockMap, PerfClock, clock_of_attr
 from ksym_plugin.kernel.kallsyms import Kallsyms
 from ksym_plugin.perf.output import say
@@ -46,13 +47,13 @@ def open_kernel(path: str, recorded: Recorded, session: Session) -> Image | None
         return None
     from ksym_plugin.kernel.vmlinux import open_image
 
-    build_id, text_start = recorded.build_id, recorded.text_start
-    if session.boot is not None:
-        build_id = build_id or session.boot.build_id
-        text_start = text_start or session.boot.text_start
+    kernels: list[Recorded | Boot] = [recorded]
+    if session.history is not None:
+        kernels.append(session.history.boot)
     if session.is_this_boot:
-        build_id = build_id or identity.build_id()
-        text_start = text_start or kallsyms.text_start()
+        kernels.append(locate.running_boot())
+    build_id = next((known.build_id for known in kernels if known.build_id), None)
+    text_start = next((known.text_start for known in kernels if known.text_start), None)
     return open_image(path, text_start, build_id, session.kallsyms(), say)
 
 
@@ -71,11 +72,6 @@ class Session:
         self.clock_map = None if history is None else history.clock_map()
         #: The source lines of BPF programs.
         self.lines: Lines = _NoLines() if history is None else history.programs
-
-    @property
-    def boot(self) -> Boot | None:
-        """The boot in the history, if there is one."""
-        return None if self.history is None else self.history.boot
 
     def __enter__(self) -> Session:
         return self
@@ -117,8 +113,9 @@ class Session:
         from ksym_plugin.perf.repaint import Renamer
 
         running = self.running(image)
-        follow = self.follower()
-        return Renamer(self.lookup, self.clock_map, clock, running, follow=follow, leeway=leeway)
+        return Renamer(
+            self.lookup, self.clock_map, clock, running, follow=self.follower(), leeway=leeway
+        )
 
     def running(self, image: Image | None) -> Running | None:
         """The running kernel's table, where samples are of it, as a ``Namer`` asks for it.
@@ -199,13 +196,15 @@ def open_session(
         return Session(None, False)
     facts = (recorded.build_id, recorded.release, recorded.host, recorded.text_start)
     clocks = {clock or clock_of_attr(attr) for attr in recorded.attrs.values()}
+    only = clocks.pop() if len(clocks) == 1 else None
+    first, last = recorded.first_time, recorded.last_time
     origin = locate.Origin(
         "perf.data",
         build_id=recorded.build_id,
         release=recorded.release,
         host=recorded.host,
         text_start=recorded.text_start,
-        times=_times(recorded, clocks),
+        times=None if first is None or only is None else {only: (first, last or first)},
         # Without a header every boot would fit; a live pipe can be of this one alone.
         this_boot_only=all(fact is None for fact in facts),
     )
@@ -213,13 +212,6 @@ def open_session(
     if session.history is None:
         session.ask_live()
     return session
-
-
-def _times(recorded: Recorded, clocks: set[str | None]) -> dict[str, tuple[int, int]] | None:
-    """The first and the last time of a sample; None unless all are on one clock that is known."""
-    first, last = recorded.first_time, recorded.last_time
-    clock = next(iter(clocks)) if len(clocks) == 1 else None
-    return None if first is None or clock is None else {clock: (first, last or first)}
 
 
 def is_of_now(origin: locate.Origin, tell: Callable[[str], None]) -> bool:
@@ -234,11 +226,8 @@ def is_of_now(origin: locate.Origin, tell: Callable[[str], None]) -> bool:
 
 def clocks_now() -> ClockMap:
     """The clocks of this system as they are now."""
-    clock = PerfClock()
-    try:
+    with contextlib.closing(PerfClock()) as clock:
         return ClockMap([clock.read()])
-    finally:
-        clock.close()
 
 
 def _covered(history: BootHistory, until: int) -> int:
@@ -258,8 +247,7 @@ class _NoLines:
     def traced(self, _lifetime: Lifetime, /) -> str | None:
         return None
 
-    def program_name(self, _lifetime: Lifetime, /) -> str | None:
-        return None
+    program_name = traced
 
 
 class Live:
@@ -279,9 +267,7 @@ class Live:
         return 0 if self._timeline is None else self._timeline.extent
 
     def at(self, address: int, time_ns: int, /) -> Answer:
-        if self._timeline is None:
-            return None, OUTSIDE_HISTORY
-        answer = self._timeline.at(address, time_ns)
+        answer = (None, None) if self._timeline is None else self._timeline.at(address, time_ns)
         if answer[0] is None and answer[1] is not UNKNOWN_ADDRESS:
             return None, OUTSIDE_HISTORY
         return answer
