@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ksym_plugin.kernel.dwarf import ImageLines
-    from ksym_plugin.kernel.vmlinux import Image
     from ksym_plugin.perf.data import Recorded
     from ksym_plugin.perf.output import Output, Piece
     from ksym_plugin.perf.repaint import Renamer
+    from ksym_plugin.perf.session import Session
 
     #: An entry of a callchain, as perf hands it over.
     Node = dict[str, Any]
@@ -145,7 +145,13 @@ class Handler:
         )
         self._kernel_lines: ImageLines | None = None
         try:
-            image = self._open_image(options.vmlinux, options.lines)
+            path, image = options.vmlinux, None
+            if path is not None:
+                image = session.open_kernel(path, self.recorded, self._session)
+            if image is not None and options.lines:
+                from ksym_plugin.kernel.vmlinux import open_lines
+
+                self._kernel_lines = open_lines(image, say, may_raise=False)
             #: Waits until a history that is being written covers a time; up to when it does.
             self._follow, self._covered = self._session.follower(), 0
         except BaseException:
@@ -164,14 +170,6 @@ class Handler:
         #: line is not that of a caller at the same address.
         self._fixed: dict[int, Piece] = {}
         self._fixed_leaves: dict[int, Piece] = {} if wants_lines else self._fixed
-
-    def _open_image(self, path: str | None, with_lines: bool) -> Image | None:
-        image = None if path is None else session.open_kernel(path, self.recorded, self._session)
-        if image is not None and with_lines:
-            from ksym_plugin.kernel.vmlinux import open_lines
-
-            self._kernel_lines = open_lines(image, say, may_raise=False)
-        return image
 
     def process_event(self, event: dict[str, Any]) -> None:
         """A sample, as perf hands it over."""
@@ -225,10 +223,7 @@ class Handler:
         return pieces
 
     def _kernel_part(
-        self,
-        event: dict[str, Any],
-        chain: Sequence[Node],
-        nodes: Iterator[Node],
+        self, event: dict[str, Any], chain: Sequence[Node], nodes: Iterator[Node]
     ) -> list[Piece]:
         """The frames of a sample up to the first user frame; these are taken from ``nodes``.
 
@@ -380,11 +375,17 @@ def choose_output(options: Options, data_path: str | None, recorded: Recorded) -
 def start(arguments: list[str]) -> Handler:
     """The handler for the perf this runs inside of; exits with a sentence if it cannot be.
 
-    Where there is no perf around it, it is a program: that runs, and exits at its end.
+    Where there is no perf around it, it is a program: that runs, and exits at its end. The
+    interpreter is set up to handle samples and nothing else.
     """
     is_embedded = _PERF_MODULE in sys.builtin_module_names
     options = parse(arguments, is_embedded)
-    _prepare()
+    # Every sample is a tree of dicts without cycles: looking for some costs a twentieth.
+    gc.disable()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # As perf itself: a closed pipe ends it.
+    if sys.stdout is None:  # closed by whoever started perf
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for good
+    sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
     try:
         if is_embedded:
             return Handler(options, data.path_of_running_perf())
@@ -395,16 +396,6 @@ def start(arguments: list[str]) -> Handler:
     except KeyboardInterrupt:
         say("interrupted: what is printed is incomplete")
         sys.exit(_SIGNALLED + signal.SIGINT)
-
-
-def _prepare() -> None:
-    """Set up the interpreter, which does nothing but handle samples."""
-    # Every sample is a tree of dicts without cycles: looking for some costs a twentieth.
-    gc.disable()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # As perf itself: a closed pipe ends it.
-    if sys.stdout is None:  # closed by whoever started perf
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for good
-    sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
 
 
 def run(options: Options) -> int:
@@ -436,7 +427,7 @@ def run(options: Options) -> int:
 
 
 def _print_named(
-    pieces: Iterable[bytes], options: Options, known: session.Session, renamer: Renamer
+    pieces: Iterable[bytes], options: Options, known: Session, renamer: Renamer
 ) -> bool:
     """Print the text, and what became of its frames; whether it could be written."""
     is_whole = True
@@ -452,9 +443,7 @@ def _print_named(
     return is_whole
 
 
-def _print(
-    pieces: Iterable[bytes], options: Options, known: session.Session, renamer: Renamer
-) -> None:
+def _print(pieces: Iterable[bytes], options: Options, known: Session, renamer: Renamer) -> None:
     out = sys.stdout.buffer
     if options.format == "text":
         from ksym_plugin.perf.repaint import Annotator

@@ -75,8 +75,8 @@ _MOST_NAMES = 1 << 12
 _MOMENT = 10_000
 #: What is so at all times.
 _FIXED = (UNKNOWN_ADDRESS, AMONG_BPF, OUTSIDE_HISTORY)
-#: The certainties of names that are not marked, the surest first.
-_UNMARKED = (EXACT, GRACE)
+#: The certainties of names that are not marked, by how doubtful they are.
+_UNMARKED = {EXACT: 0, GRACE: 1}
 #: How many different errors are counted, and how much is kept of the text of each.
 _MOST_ERRORS = 16
 _LONGEST_ERROR = 100
@@ -265,10 +265,7 @@ class Namer:
     """
 
     def __init__(
-        self,
-        lookup: Lookup | None = None,
-        running: Running | None = None,
-        doubt: bool = False,
+        self, lookup: Lookup | None = None, running: Running | None = None, doubt: bool = False
     ) -> None:
         self.tally = Tally()
         #: Why the running system is not used, if so.
@@ -303,23 +300,21 @@ class Namer:
             else:
                 self.tally.confirmed += 1
             return decided
-        answer = self._answer_if_wanting(address, window, name, dso, offset)
-        decided = self._weighed(answer, name, dso)
-        if self._holds_until and isinstance(answer, Frame) and answer.certainty == EXACT:
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            until = self._holds_until(address, answer.lifetime)
-            self._kept[key] = window[0], until, decided
-        return decided
-
-    def _weighed(self, answer: Frame | Reason, name: str, dso: str) -> tuple[Decision, str]:
+        answer = self._answer(address, window, name, dso, offset)
         if answer is COARSE and name:
             self.tally.coarse += 1
             return name.rstrip(UNCERTAIN) + UNCERTAIN, dso
         decision = weigh(answer, name, dso, self.tally, self._has_modules)
         if isinstance(decision, Frame):
-            return decision, format_dso(decision, dso)
-        return decision, dso if decision is not None else unnamed_dso(answer, name, dso)
+            dso = format_dso(decision, dso)
+        elif decision is None:
+            dso = unnamed_dso(answer, name, dso)
+        if self._holds_until and isinstance(answer, Frame) and answer.certainty == EXACT:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            until = self._holds_until(address, answer.lifetime)
+            self._kept[key] = window[0], until, (decision, dso)
+        return decision, dso
 
     def is_fixed(
         self, address: int, window: tuple[int, int], name: str, dso: str, offset: int | None
@@ -347,7 +342,7 @@ class Namer:
         """The tally as text, and why the running system was not asked."""
         return [*self.tally.lines(), *([self.problem] if self.problem else [])]
 
-    def _answer_if_wanting(
+    def _answer(
         self, address: int, window: tuple[int, int], name: str, dso: str, offset: int | None
     ) -> Frame | Reason:
         """Who was there; the running system is asked too, if the frame wants a name."""
@@ -355,7 +350,7 @@ class Namer:
         answer = resolve_within(self._resolver, address, window)
         is_wanting = not name or is_bpf_name(name, dso)
         if self._running is not None and is_wanting and isinstance(answer, Reason):
-            self._ask_running()
+            self._ask(self._running)
             answer = resolve_within(self._resolver, address, window)
         return answer
 
@@ -367,22 +362,24 @@ class Namer:
         if self._running is not None and is_in_core and len(self._compared) < _MOST_COMPARED:
             self._compared[address] = offset or 0
 
-    def _ask_running(self) -> None:
+    def _ask(self, running: Running) -> None:
         if self._doubt and not self._compared:
             self.problem = _NOT_SHOWN
             return
-        ask, self._running = self._running, None
-        if ask is None:
-            return
-        self.problem = ""
-        lookup, statics = ask()
+        self._running, self.problem = None, ""
+        lookup, statics = running()
         if statics is None:  # There was a message that says why.
             return
-        agreeing = _agreeing(self._compared, statics)
-        if agreeing < 0 or (self._doubt and not agreeing):
-            self.problem = _CONTRADICTED if agreeing < 0 else _NOT_SHOWN
-            return
-        self._resolver = Resolver(self._lookup or lookup, statics)
+        # For how many more of perf's names than not the table has the same start of the function.
+        starts = ((statics.find(at), at - offset) for at, offset in self._compared.items())
+        agree = [isinstance(found, Symbol) and found.start == start for found, start in starts]
+        agreeing = 2 * sum(agree) - len(agree)
+        if agreeing < 0:
+            self.problem = _CONTRADICTED
+        elif self._doubt and not agreeing:
+            self.problem = _NOT_SHOWN
+        else:
+            self._resolver = Resolver(self._lookup or lookup, statics)
 
 
 def resolve_within(resolver: Resolver, address: int, window: tuple[int, int]) -> Frame | Reason:
@@ -399,37 +396,15 @@ def resolve_within(resolver: Resolver, address: int, window: tuple[int, int]) ->
             # The static tables' answer, which is one object if it holds at all times.
             is_one = first is last
         if is_one and first.name == last.name and first.offset == last.offset:
-            return max(first, last, key=_doubt)
+            return max(first, last, key=lambda frame: _UNMARKED.get(frame.certainty, 2))
         return COARSE
     # Somebody may have come and gone meanwhile.
     is_fixed = first in _FIXED or until - since < _MOMENT
     return first if first is last and is_fixed else COARSE
 
 
-def _doubt(frame: Frame) -> int:
-    return _UNMARKED.index(frame.certainty) if frame.certainty in _UNMARKED else len(_UNMARKED)
-
-
-def _agreeing(offsets: dict[int, int], statics: Statics) -> int:
-    """For how many more of perf's names than not a table has the same start of the function.
-
-    ``offsets`` are those of addresses in their functions, by perf.
-    """
-    agreeing = 0
-    for address, offset in offsets.items():
-        found = statics.find(address)
-        agrees = isinstance(found, Symbol) and found.start == address - offset
-        agreeing += 1 if agrees else -1
-    return agreeing
-
-
 def located(
-    locator: Locator,
-    address: int,
-    offset: int | None,
-    decision: Decision,
-    dso: str,
-    is_leaf: bool,
+    locator: Locator, address: int, offset: int | None, decision: Decision, dso: str, is_leaf: bool
 ) -> Frame | None:
     """A frame with its source location, or what it traces; None if neither is known.
 
