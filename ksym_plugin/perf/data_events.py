@@ -10,7 +10,6 @@ from operator import itemgetter
 
 from ksym_plugin.kernel.clocks import clock_of_attr
 from ksym_plugin.perf.data import DataError, damaged
-from ksym_plugin.perf.samples import Event
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class Layouts:
         """Find out how samples tell which event they are of. DataError if they do not."""
         if not self.all:
             raise DataError("it has samples before it says of what")
-        if not all(layout.event.name for layout in self.all):
+        if not all(layout.name for layout in self.all):
             raise DataError("it does not name its events")
         if len(self.all) == 1:
             self.sole = self.all[0]
@@ -103,7 +102,11 @@ class Layouts:
 
 
 class Layout:
-    """One event. ``unpack`` reads what begins its samples, ``pick`` orders what was read."""
+    """One event. ``unpack`` reads what begins its samples, ``pick`` orders what was read.
+
+    ``clock`` is that of its times, as ``kernel.clocks`` names it; None if a history cannot
+    place it.
+    """
 
     def __init__(self, attr: bytes, header: Header, name: str) -> None:
         """struct.error if ``attr``, a raw perf_event_attr, is cut short."""
@@ -119,16 +122,12 @@ class Layout:
         self.inherits = bool(flags & _INHERIT)
         #: Whether counters are read with each sample.
         self.has_counts = bool(self.sample_type & _READ)
-        self.event = Event(name, clock_of_attr(attr, header.byteorder))
+        self.name, self.clock = name, clock_of_attr(attr, header.byteorder)
         self._set_head(period)
         #: How far before the end of another record its time and its id are; 0 for nowhere.
         self.time_back = self.id_back = 0
         if flags & _SAMPLE_ID_ALL:
             self._set_trailer()
-
-    def name(self, name: bytes) -> None:
-        """Name the event, as perf record did."""
-        self.event.name = name.decode("utf-8", "replace")
 
     def read_counts(
         self, chunk: bytes, at: int, end: int

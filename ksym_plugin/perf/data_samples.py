@@ -210,10 +210,10 @@ class DataSamples:
             comm = comms.get(tid) or f":{tid}"
             when = time if layout.time_at else None
             if counts is None:
-                yield Sample(layout.event, comm, pid, tid, cpu, when, period, callchain)
+                yield Sample(layout, comm, pid, tid, cpu, when, period, callchain)
             else:
                 for other, period in self._counted(counts, layout, tid):
-                    yield Sample(other.event, comm, pid, tid, cpu, when, period, callchain)
+                    yield Sample(other, comm, pid, tid, cpu, when, period, callchain)
 
     def _counted(
         self, counts: list[tuple[int, int]], layout: Layout, tid: int
@@ -364,7 +364,8 @@ class DataSamples:
         elif kind == _EVENT_UPDATE:
             what, number = struct.unpack_from(self._order + "QQ", record, 8)
             if what == _UPDATES_NAME and number in self._layouts.by_id:
-                self._layouts.by_id[number].name(record[24:].partition(b"\0")[0])
+                name = record[24:].partition(b"\0")[0]
+                self._layouts.by_id[number].name = name.decode("utf-8", "replace")
         elif kind in _REFUSED:
             raise DataError(_REFUSED[kind])
         return size_behind(kind, chunk, at, self._order)

@@ -28,7 +28,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ksym_plugin.perf.samples import Event, Sample
+    from ksym_plugin.perf.data_events import Layout
+    from ksym_plugin.perf.samples import Sample
     from ksym_plugin.perf.session import Session
     from ksym_plugin.timeline.symbols import Lifetime
 
@@ -106,7 +107,7 @@ class _Counter:
         self._unknown: dict[str, int] = {}
         self._clock_map = self._history.clock_map()
         self._clock = clock
-        self._clocks: dict[Event, str] = {}
+        self._clocks: dict[Layout, str] = {}
         self._resolver = Resolver(self._history)
         self._locator = Locator(known.lines)
         self._chains: dict[bytes, Chain] = {}

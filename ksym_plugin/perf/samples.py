@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from ksym_plugin.timeline.resolver import FIRST_MARKER
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ksym_plugin.perf.data_events import Layout
+
 KERNEL = "kernel"
 USER = "user"
 #: What ran in a virtual machine, its kernel and its programs.
@@ -17,41 +21,21 @@ GUEST = "guest"
 HYPERVISOR = "hypervisor"
 
 _MODULUS = 1 << 64
-#: PERF_CONTEXT_HV, _KERNEL, _USER, _GUEST, _GUEST_KERNEL and _GUEST_USER.
-_REGIONS = {
-    _MODULUS - 32: HYPERVISOR,
-    _MODULUS - 128: KERNEL,
-    _MODULUS - 512: USER,
-    _MODULUS - 2048: GUEST,
-    _MODULUS - 2176: GUEST,
-    _MODULUS - 2560: GUEST,
-}
-#: PERF_CONTEXTUSER_DEFERRED: the user's part comes in a later record, and what follows is the
-#: number of that (perf record --call-graph fp,defer).
-USER_DEFERRED = _MODULUS - 640
-#: Kernel addresses have the highest bit, on 64-bit kernels but s390's and SPARC's.
-_KERNEL_HALF = 1 << 63
-#: The marker that a region begins with.
+#: The marker that a region begins with: PERF_CONTEXT_KERNEL, _USER, _GUEST and _HV.
 MARKERS = {
     KERNEL: _MODULUS - 128,
     USER: _MODULUS - 512,
     GUEST: _MODULUS - 2048,
     HYPERVISOR: _MODULUS - 32,
 }
-
-
-class Event:
-    """What samples were taken of.
-
-    ``clock`` is that of their times, as ``kernel.clocks`` names it; None if a history cannot
-    place it.
-    """
-
-    __slots__ = ("clock", "name")
-
-    def __init__(self, name: str, clock: str | None) -> None:
-        self.name = name
-        self.clock = clock
+_REGIONS = {marker: region for region, marker in MARKERS.items()}
+#: PERF_CONTEXT_GUEST_KERNEL and _GUEST_USER.
+_REGIONS.update(dict.fromkeys((_MODULUS - 2176, _MODULUS - 2560), GUEST))
+#: PERF_CONTEXTUSER_DEFERRED: the user's part comes in a later record, and what follows is the
+#: number of that (perf record --call-graph fp,defer).
+USER_DEFERRED = _MODULUS - 640
+#: Kernel addresses have the highest bit, on 64-bit kernels but s390's and SPARC's.
+_KERNEL_HALF = 1 << 63
 
 
 class Sample:
@@ -66,7 +50,7 @@ class Sample:
 
     def __init__(
         self,
-        event: Event,
+        event: Layout,
         comm: str,
         pid: int,
         tid: int,
