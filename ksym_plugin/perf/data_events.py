@@ -20,18 +20,19 @@ _IP, _TID, _TIME, _ADDR, _READ, _CALLCHAIN, _ID, _CPU, _PERIOD, _STREAM_ID = (
     1 << bit for bit in range(10)
 )
 _RAW, _IDENTIFIER = 1 << 10, 1 << 16
-#: What begins a sample, in this order, with its form: 8 bytes each.
+#: What begins a sample, in this order, with its form and how many values are read: 8 bytes each.
 _HEAD = (
-    (_IDENTIFIER, "Q"),
-    (_IP, "Q"),
-    (_TID, "ii"),
-    (_TIME, "Q"),
-    (_ADDR, "Q"),
-    (_ID, "Q"),
-    (_STREAM_ID, "Q"),
-    (_CPU, "iI"),
-    (_PERIOD, "Q"),
+    (_IDENTIFIER, "8x", 0),
+    (_IP, "Q", 1),
+    (_TID, "ii", 2),
+    (_TIME, "8x", 0),
+    (_ADDR, "8x", 0),
+    (_ID, "8x", 0),
+    (_STREAM_ID, "8x", 0),
+    (_CPU, "i4x", 1),
+    (_PERIOD, "Q", 1),
 )
+_WHOLE_HEAD = 8
 #: What ends any other record, in this order, where the attr has sample_id_all.
 _TRAILER = (_TID, _TIME, _ID, _STREAM_ID, _CPU, _IDENTIFIER)
 # Bits of read_format.
@@ -102,8 +103,11 @@ class Layouts:
 
 
 class Layout:
-    """One event. ``unpack`` reads what begins its samples, ``pick`` orders what was read.
+    """One event.
 
+    ``unpack`` reads what begins its samples: misc, size, ip, pid, tid, cpu, period and the depth
+    of the callchain. Where some are not recorded (``is_partial``), ``pick`` takes them from
+    ``defaults``, which are to be put behind what was read.
     ``clock`` is that of its times, as ``kernel.clocks`` names it; None if a history cannot
     place it.
     """
@@ -160,20 +164,18 @@ class Layout:
         return counts, depth, at + self.head_size + place
 
     def _set_head(self, period: int) -> None:
-        """How to read type, misc and size, and what follows up to the callchain's length."""
         form, count, at = self._order + "4xHH", 2, 8
         places: dict[int, int] = {}
         offsets: dict[int, int] = {}
-        for field, part in _HEAD:
+        for field, part, values in _HEAD:
             if self.sample_type & field:
                 places[field], offsets[field] = count, at
-                form, count, at = form + part, count + len(part), at + 8
+                form, count, at = form + part, count + values, at + 8
         if self.sample_type & _CALLCHAIN and not self.has_counts:
             places[_CALLCHAIN] = count
             form, count, at = form + "Q", count + 1, at + 8
         self.unpack, self.head_size = struct.Struct(form).unpack_from, at
-        #: ip, pid, tid, cpu, period and depth where they are not recorded: they are put behind
-        #: what is read.
+        self.is_partial = count < _WHOLE_HEAD
         self.defaults = (0, -1, -1, -1, period, 0)
         self.pick = itemgetter(
             0,

@@ -191,8 +191,10 @@ class DataSamples:
             if layout is None:
                 self._follow_task(chunk, at)
                 continue
-            fields = layout.unpack(chunk, at) + layout.defaults
-            misc, size, ip, pid, tid, cpu, period, depth = layout.pick(fields)
+            head = layout.unpack(chunk, at)
+            if layout.is_partial:
+                head = layout.pick(head + layout.defaults)
+            misc, size, ip, pid, tid, cpu, period, depth = head
             start = at + layout.head_size
             counts = None
             if layout.has_counts:
@@ -281,18 +283,18 @@ class DataSamples:
         """The batches that are complete with the whole records of a chunk; where those end."""
         record, word = self._record.unpack_from, self._word.unpack_from
         layouts, held, place = self._layouts, self._held, self._place
-        by_id = layouts.by_id if layouts.is_settled else {}
+        sole, by_id = layouts.sole, layouts.by_id if layouts.is_settled else {}
         last = len(chunk) - _RECORD_SIZE
         at_once: list[Entry] = []
         at = 0
         while at <= last:
             kind, _, size = record(chunk, at)
-            if size < _LEAST.get(kind, _RECORD_SIZE):
+            if size < _RECORD_SIZE or (kind in _LEAST and size < _LEAST[kind]):
                 raise damaged()
             if at + size > len(chunk):
                 break
             if kind == RECORD_SAMPLE:
-                layout = layouts.sole or by_id.get(word(chunk, at + layouts.id_at)[0])
+                layout = sole or by_id.get(word(chunk, at + layouts.id_at)[0])
                 layout = layout or self._layout_of(chunk, at)
                 if layout is not None:
                     if size < layout.head_size:
@@ -337,9 +339,7 @@ class DataSamples:
         layouts = self._layouts
         if not layouts.is_settled:
             layouts.settle()
-            if layouts.sole is not None:
-                return layouts.sole
-        layout = layouts.of(self._word.unpack_from(chunk, at + layouts.id_at)[0])
+        layout = layouts.sole or layouts.of(self._word.unpack_from(chunk, at + layouts.id_at)[0])
         if layout is None:
             self.unknown += 1
         return layout

@@ -7,7 +7,6 @@ whole file to perf's text, so that both count alike.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from bisect import bisect_left
@@ -64,30 +63,22 @@ def read(path: str, history: locate.Choice, clock: str | None) -> list[dict[str,
         raise DataError("it is another user's")
     if locate.find(history, path) is None:
         raise DataError("without a history perf's names count")
-    gc.disable()  # Samples hold no cycles: looking for some costs a tenth.
-    try:
-        with (
-            DataSamples(path) as samples,
-            session.open_session(history, path, samples.recorded, clock) as known,
-        ):
-            return _count(samples, known, clock)
-    finally:
-        gc.enable()
-
-
-def _count(samples: DataSamples, known: Session, clock: str | None) -> list[dict[str, Any]]:
-    counter = _Counter(known, clock)
-    for sample in samples.samples():
-        counter.add(sample)
-    if samples.unknown:
-        raise DataError("some of its samples are of no event that it has")
-    if counter.was_freed_in(samples.kernel_maps):
-        raise DataError("where programs have gone perf may know of other code")
-    if samples.lost:
-        say(f"perf record lost {samples.lost:,} records")
-    for line in counter.lines():
-        say(line)
-    return counter.account.documents()
+    with (
+        DataSamples(path) as samples,
+        session.open_session(history, path, samples.recorded, clock) as known,
+    ):
+        counter = _Counter(known, clock)
+        for sample in samples.samples():
+            counter.add(sample)
+        if samples.unknown:
+            raise DataError("some of its samples are of no event that it has")
+        if counter.was_freed_in(samples.kernel_maps):
+            raise DataError("where programs have gone perf may know of other code")
+        if samples.lost:
+            say(f"perf record lost {samples.lost:,} records")
+        for line in counter.lines():
+            say(line)
+        return counter.account.documents()
 
 
 class _Counter:
