@@ -173,20 +173,19 @@ class Header:
 def read(path: str | None) -> Recorded:
     """What the header of ``path`` tells; nothing at all for a pipe or another format.
 
-    Of a file on standard input (``-``) it reads nothing away.
+    Of a file on standard input (``-``) it reads nothing away. A file that perf can read and
+    this cannot is no reason to stop perf.
     """
     recorded = Recorded()
     if path is None:
         return recorded
-    try:
+    with contextlib.suppress(*DAMAGE, DataError):
         if path == "-":
             path = "/proc/self/fd/0" if stat.S_ISREG(os.fstat(0).st_mode) else os.devnull
         elif os.path.isdir(path):  # perf record --threads
             path = os.path.join(path, "data")
         with open(path, "rb") as file:
             _read_header(file, recorded)
-    except (*DAMAGE, DataError):
-        pass  # A file that perf can read and this cannot is no reason to stop perf.
     return recorded
 
 
@@ -272,28 +271,20 @@ def user_maps(path: str | None) -> dict[str, set[tuple[int, int, int]]]:
     """Where processes had files: the first address, that behind the last, and the offset in the
     file, by the file's name. Nothing of what is no file, is compressed or cannot be read."""
     maps: dict[str, set[tuple[int, int, int]]] = {}
-    try:
-        with open(path or "", "rb") as file:
-            header = Header(file)
-            start, size = (_PIPE_HEADER, sys.maxsize) if header.is_pipe else header.data
-            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-                _read_user_maps(content, start, start + size, header.order, maps)
-    except (*DAMAGE, DataError):
-        pass  # As in ``read``.
+    with contextlib.suppress(*DAMAGE, DataError), open(path or "", "rb") as file:
+        header = Header(file)
+        start, length = (_PIPE_HEADER, sys.maxsize) if header.is_pipe else header.data
+        place = struct.Struct(header.order + "QQQ")
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+            for at, kind, misc, size in _records(content, header.order, start, start + length):
+                if kind not in _MMAP_NAMES_AT or misc & CPUMODE != _USER_MODE:
+                    continue
+                first, length, offset = place.unpack_from(content, at + _ADDRESS_AT)
+                name = content[at + _MMAP_NAMES_AT[kind] : at + size].partition(b"\0")[0]
+                if name == b"[vdso]" or (name[:1] == b"/" and not name.startswith(_NO_FILES)):
+                    known = maps.setdefault(name.decode("utf-8", "surrogateescape"), set())
+                    known.add((first, first + length, offset))
     return maps
-
-
-def _read_user_maps(
-    content: mmap.mmap, start: int, end: int, order: str, maps: dict[str, set[tuple[int, int, int]]]
-) -> None:
-    place = struct.Struct(order + "QQQ")
-    for at, kind, misc, size in _records(content, order, start, end):
-        if kind in _MMAP_NAMES_AT and misc & CPUMODE == _USER_MODE:
-            first, length, offset = place.unpack_from(content, at + _ADDRESS_AT)
-            name = content[at + _MMAP_NAMES_AT[kind] : at + size].partition(b"\0")[0]
-            if name == b"[vdso]" or (name[:1] == b"/" and not name.startswith(_NO_FILES)):
-                known = maps.setdefault(name.decode("utf-8", "surrogateescape"), set())
-                known.add((first, first + length, offset))
 
 
 def is_core_map(kind: int, record: bytes) -> bool:

@@ -127,37 +127,28 @@ class Tally:
 
     def lines(self) -> list[str]:
         """The tally as text, a line a fact; what did not happen is left out."""
-        unknown = sum(self.unknown.values())
         summary = (
             f"{self.frames:,} kernel frames: {self.confirmed:,} confirmed, {self.renamed:,} renamed"
             f" (perf had them wrong), {self.added:,} newly named (perf had missed them),"
-            f" {unknown:,} still unknown"
+            f" {sum(self.unknown.values()):,} still unknown"
         )
-        lines = [summary]
-        if self.bpf:
-            lines.append(
-                f"{self.bpf:,} of them are BPF: {self.grace:,} ran after their unload (grace),"
-                f" {self.gap:,} uncertain (marked {UNCERTAIN})"
-            )
-        if self.unverified:
-            lines.append(
-                f"{self.unverified:,} BPF frames are as perf had them, unverified:"
-                " nothing that was recorded tells who was there"
-            )
-        for why, count in sorted(self.unknown.items(), key=lambda item: -item[1]):
-            lines.append(f"{count:,} unknown: {why}")
-        if self.withdrawn:
-            lines.append(
-                f"{self.withdrawn:,} of the unknown had a name from perf that does not hold,"
-                " or cannot be verified"
-            )
-        for what, count in sorted(self.errors.items()):
-            lines.append(f"{count:,} samples {what}")
-        if self.coarse:
-            lines.append(f"{self.coarse:,} are as perf had them, marked {UNCERTAIN}: {COARSE.text}")
-        if self.unparsed:
-            lines.append(f"{self.unparsed:,} lines are neither header nor frame; left as they are")
-        return lines
+        uncertain = f"{self.gap:,} uncertain (marked {UNCERTAIN})"
+        silent = "nothing that was recorded tells who was there"
+        refuted = "a name from perf that does not hold, or cannot be verified"
+        ranked = sorted(self.unknown.items(), key=lambda item: -item[1])
+        facts = [
+            (
+                self.bpf,
+                f"of them are BPF: {self.grace:,} ran after their unload (grace), {uncertain}",
+            ),
+            (self.unverified, f"BPF frames are as perf had them, unverified: {silent}"),
+            *((count, f"unknown: {why}") for why, count in ranked),
+            (self.withdrawn, f"of the unknown had {refuted}"),
+            *((count, f"samples {what}") for what, count in sorted(self.errors.items())),
+            (self.coarse, f"are as perf had them, marked {UNCERTAIN}: {COARSE.text}"),
+            (self.unparsed, "lines are neither header nor frame; left as they are"),
+        ]
+        return [summary, *(f"{count:,} {fact}" for count, fact in facts if count)]
 
     def add(self, other: Tally) -> None:
         """Take in the tally of another part of the same samples."""
