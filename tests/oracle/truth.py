@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FIELDS = "comm,tid,time,ip,sym,dso"
 
 UNKNOWN = "[unknown]"
-_HEADER = re.compile(r"^\s*(\S+)\s+(\d+)(?:/\d+)?\s+(?:\[\d+\]\s+)?(\d+)\.(\d{6,9}):")
+_HEADER = re.compile(r"^\s*(\S.*?)\s+(\d+)(?:/\d+)?\s+(?:\[\d+\]\s+)?(\d+)\.(\d{6,9}):")
 _FRAME = re.compile(r"^\t\s*([0-9a-f]+) (.*?)(?:\+0x[0-9a-f]+)? \((.*)\)$")
 _RUNNING = re.compile(r"^p(\d+)$")
 
