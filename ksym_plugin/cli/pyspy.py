@@ -20,8 +20,8 @@ from ksym_plugin.perf.data import MAGIC
 from ksym_plugin.perf.script import Child, Input
 from ksym_plugin.perf.text_origin import Text, open_renamer
 from ksym_plugin.python import pyspy, pyspy_match
+from ksym_plugin.python.pyspy import Hit, PerfReader
 from ksym_plugin.python.pyspy_match import Grafted
-from ksym_plugin.python.pyspy_perf import Hit, Reader
 from ksym_plugin.stacks import flamegraph, speedscope
 from ksym_plugin.timeline.errors import KsymError
 
@@ -286,7 +286,7 @@ def _log(path: str | None) -> pyspy.Log:
     return log
 
 
-def _shift(info: RecordingInfo, reader: Reader) -> int:
+def _shift(info: RecordingInfo, reader: PerfReader) -> int:
     if reader.is_monotonic is False:
         raise KsymError("perf's samples are not on CLOCK_MONOTONIC", _MONOTONIC_REMEDY)
     shift = info.shift()
@@ -300,12 +300,12 @@ def _shift(info: RecordingInfo, reader: Reader) -> int:
     return shift
 
 
-def _perf_samples(path: str, history: locate.Choice) -> tuple[Reader, list[Hit]]:
+def _perf_samples(path: str, history: locate.Choice) -> tuple[PerfReader, list[Hit]]:
     """perf's samples, with kernel frames named by the history if there is one."""
     history = locate.Choice(locate.find(history, path), history.boot)
     with _perf_text(path) as text, contextlib.ExitStack() as stack:
         renamer = stack.enter_context(open_renamer(text, history, None)) if history.path else None
-        reader = Reader(renamer)
+        reader = PerfReader(renamer)
         return reader, list(reader.hits(text.pieces()))
 
 

@@ -1,11 +1,11 @@
-"""What py-spy writes: a speedscope file, and a log that has the times of its samples.
+"""What py-spy and perf write of a run: py-spy's speedscope file, its log, perf script's text.
 
-The file has one entry a sample, in the order of time, but no times. With ``--threads`` each
-begins with the frame ``thread (TID): NAME``; with ``--subprocesses`` there are frames
-``process PID:"COMMAND"`` before it. There is a profile for each pthread id, which several
-short-lived threads may have had: so a profile's name counts only where there is no such frame.
-Frames are functions, without lines: between two samples the line changes nearly always, the
-function seldom.
+The speedscope file has one entry a sample, in the order of time, but no times. With
+``--threads`` each begins with the frame ``thread (TID): NAME``; with ``--subprocesses`` there
+are frames ``process PID:"COMMAND"`` before it. There is a profile for each pthread id, which
+several short-lived threads may have had: so a profile's name counts only where there is no such
+frame. Frames are functions, without lines: between two samples the line changes nearly always,
+the function seldom.
 
 Under ``RUST_LOG=py_spy=info,remoteprocess=debug`` py-spy logs when it stops each thread for
 a sample, and when it lets it go::
@@ -15,6 +15,9 @@ a sample, and when it lets it go::
 
 py-spy promises nothing about these lines; they are the same from 0.3.14 to 0.4.3. So a log
 is used only as far as it fits the samples in number.
+
+perf's text is printed with ``--ns --header`` of what was recorded with ``-k CLOCK_MONOTONIC``.
+Its header also tells how far UTC, py-spy's clock, is from that.
 """
 
 from __future__ import annotations
@@ -23,14 +26,19 @@ import calendar
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from ksym_plugin.perf.fold import FoldOptions, format_frame, format_task
+from ksym_plugin.perf.repaint import Renamer, StackReader, renamed
 from ksym_plugin.stacks.names import for_stacks
 from ksym_plugin.timeline.errors import KsymError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from typing import Any
+
+    from ksym_plugin.perf.namer import Decision
+    from ksym_plugin.perf.text import FrameLine, Header
 
 #: How to record what can be grafted.
 AGAIN = "record again with: ksym pyspy record"
@@ -57,6 +65,17 @@ _FAILED = b"Failed to get stack trace from"
 _EXITED = b"Stopped sampling because process exited"
 _NAMES = b"looking up thread names"
 _SECOND = 1_000_000_000
+
+#: In what perf script prints for ``--header``.
+_CLOCKID = re.compile(rb"# event : .*use_clockid = 1.*clockid = (-?\d+)")
+_REFERENCE = re.compile(
+    rb"# reference time: .* = (\d+)\.(\d+) \(TOD\) = (\d+)\.(\d+) \(monotonic\)"
+)
+_MONOTONIC = b"1"
+_OPTIONS = FoldOptions(kernel=True, bpf=True)
+#: Where a thread is while py-spy has it stopped (kernel/signal.c).
+_STOPPED = re.compile(rb"ptrace_stop|ptrace_do_notify|ptrace_notify|do_jobctl_trap")
+_LONGEST_ID = 10
 
 
 class Stack:
@@ -280,3 +299,86 @@ def starting(log: Log, found: list[Round], is_alone: bool) -> int:
     if not is_alone or not log.named:
         return min(1, len(found))
     return max(1, sum(round.began <= log.named[0] for round in found)) if found else 0
+
+
+class Hit(NamedTuple):
+    """A sample of perf: its thread, time (CLOCK_MONOTONIC ns) and kernel frames, root first.
+
+    ``is_stopped`` if py-spy had the thread stopped: then the frames are of that stop.
+    """
+
+    comm: str
+    pid: int
+    tid: int
+    time: int
+    kernel: tuple[str, ...]
+    is_stopped: bool
+
+
+class PerfReader(StackReader):
+    """Reads text into hits; ``is_monotonic`` and ``shift`` are set once its header is read.
+
+    Only samples of the first event are taken. ``passed_over`` were of others, or have no
+    thread or no time.
+    """
+
+    def __init__(self, renamer: Renamer | None = None) -> None:
+        super().__init__(renamer or Renamer())
+        self.is_monotonic: bool | None = None
+        #: What to add to ns of UTC for CLOCK_MONOTONIC.
+        self.shift: int | None = None
+        self.passed_over = 0
+        self._event: bytes | None = None
+        self._hits: list[Hit] = []
+
+    def hits(self, pieces: Iterable[bytes]) -> Iterator[Hit]:
+        """The samples of a text that comes in pieces."""
+        for piece in pieces:
+            self.read(piece)
+            yield from self._hits
+            self._hits.clear()
+        self.end()
+        yield from self._hits
+
+    def _outside(self, line: bytes) -> None:
+        if self._event is not None:
+            return
+        clock = _CLOCKID.match(line)
+        if line.startswith(b"# event : "):
+            is_monotonic = clock is not None and clock[1] == _MONOTONIC
+            self.is_monotonic = is_monotonic and self.is_monotonic is not False
+        reference = _REFERENCE.match(line)
+        if reference is not None:
+            utc, monotonic = (
+                int(reference[at]) * _SECOND + int(reference[at + 1].ljust(9, b"0")[:9])
+                for at in (1, 3)
+            )
+            self.shift = monotonic - utc
+
+    def _user(self, _line: bytes, _frame: FrameLine) -> None:
+        return None
+
+    def _kernel(
+        self, _line: bytes, frame: FrameLine, decision: Decision, dso: str, _is_leaf: bool
+    ) -> tuple[str, bool] | None:
+        """A kernel frame, and whether it is in a stop."""
+        frame = renamed(frame, decision, dso)
+        name = format_frame(frame, _OPTIONS)
+        if name is None:
+            return None
+        return name.decode("utf-8", "surrogateescape"), _STOPPED.fullmatch(frame.name) is not None
+
+    def _join(self, pieces: list[tuple[str, bool] | None]) -> tuple[tuple[str, ...], bool]:
+        kernel = [piece for piece in reversed(pieces) if piece is not None]
+        return tuple(name for name, _ in kernel), any(is_stop for _, is_stop in kernel)
+
+    def _sample(self, header: Header, stack: tuple[tuple[str, ...], bool], line: bytes) -> None:
+        self._event = self._event or header.event
+        window = header.window(line)
+        has_thread = header.pid and len(header.tid) <= _LONGEST_ID
+        if header.event != self._event or not has_thread or window is None:
+            self.passed_over += 1
+            return
+        comm = format_task(header.comm).decode("utf-8", "surrogateescape")
+        pid, tid = int(header.pid[:_LONGEST_ID]), int(header.tid)
+        self._hits.append(Hit(comm, pid, tid, window[0], *stack))

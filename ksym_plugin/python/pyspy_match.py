@@ -27,8 +27,7 @@ from ksym_plugin.timeline.errors import KsymError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ksym_plugin.python.pyspy import Log, Profile, Round, Stack, Thread
-    from ksym_plugin.python.pyspy_perf import Hit
+    from ksym_plugin.python.pyspy import Hit, Log, Profile, Round, Stack, Thread
     from ksym_plugin.stacks import frames
 
 #: Neighbours further apart than so many mean intervals say nothing of the time between them.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ksym_plugin.cli.pyspy_record import load_info
-from ksym_plugin.python import pyspy, pyspy_match, pyspy_perf
+from ksym_plugin.python import pyspy, pyspy_match
 from ksym_plugin.python.pyspy_match import Matcher
 from tests.oracle.phases import PROGRAM
 
@@ -95,7 +95,7 @@ def score(folder: str | Path) -> tuple[Score, pyspy_match.Check]:
     with open(folder / "pyspy.json", "rb") as file:
         profile = pyspy.load(file.read())
     info = load_info(str(folder / "session.json"))
-    reader = pyspy_perf.Reader()
+    reader = pyspy.PerfReader()
     with open(folder / "perf.txt", "rb") as file:
         threads = pyspy_match.by_thread(reader.hits(file))
     shift = info.shift()

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksym_plugin.python import pyspy, pyspy_match, pyspy_perf
-from ksym_plugin.python.pyspy import Profile, Stack, Thread
+from ksym_plugin.python import pyspy, pyspy_match
+from ksym_plugin.python.pyspy import Hit, Profile, Stack, Thread
 from ksym_plugin.python.pyspy_match import Dated, Dating, Matcher
-from ksym_plugin.python.pyspy_perf import Hit
 from ksym_plugin.timeline.errors import KsymError
 
 MS = 1_000_000
@@ -343,7 +342,7 @@ py 5/5 17882.000000004: cycles:
 
 
 def test_perf_s_text_is_read() -> None:
-    reader = pyspy_perf.Reader()
+    reader = pyspy.PerfReader()
     hits = list(reader.hits([TEXT]))
     assert reader.is_monotonic is True
     assert reader.shift == 17881737789988 - 1796032475002642000
@@ -359,19 +358,19 @@ def test_perf_s_text_is_read() -> None:
 def test_perf_s_text_may_come_in_any_pieces() -> None:
     for size in (1, 7, 100):
         pieces = [TEXT[at : at + size] for at in range(0, len(TEXT), size)]
-        hits = list(pyspy_perf.Reader().hits(pieces))
+        hits = list(pyspy.PerfReader().hits(pieces))
         assert [len(h.kernel) for h in hits] == [2, 0, 1]
 
 
 def test_a_header_that_a_task_s_name_makes_up_is_not_believed() -> None:
     text = TEXT.replace(b"py 5/5", b"# event : 5/5").replace(b"clockid = 1\n", b"clockid = 7\n")
-    reader = pyspy_perf.Reader()
+    reader = pyspy.PerfReader()
     assert len(list(reader.hits([text]))) == 3
     assert reader.is_monotonic is False
 
 
 @given(st.lists(st.sampled_from(TEXT.splitlines(keepends=True)) | st.binary(max_size=60)))
 def test_any_text_is_read(lines: list[bytes]) -> None:
-    for found in pyspy_perf.Reader().hits(lines):
+    for found in pyspy.PerfReader().hits(lines):
         assert all(";" not in frame and "\n" not in frame for frame in found.kernel)
         assert ";" not in found.comm
