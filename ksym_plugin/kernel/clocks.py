@@ -92,6 +92,16 @@ class _Segment:
         places = self._since + part, self._until + part - span
         return max(self._since, min(places)), min(self._until, max(places))
 
+    def last_before(self, until: int, shown: int) -> int:
+        """What it shows last no later than ``until``, or ``shown`` where that is not known."""
+        length = self._until - self._since
+        if self._is_steady and length > 0:
+            # Places are rounded down.
+            return self._began + ((until - self._since + 1) * self._span - 1) // length
+        if length or self._span:
+            return shown
+        return self._began + until - self._since
+
 
 class _Readings:
     """One reading or more of a clock beside CLOCK_MONOTONIC: its time and ours, by ours."""
@@ -119,6 +129,15 @@ class _Readings:
             first = 1 + bisect_left(self._later_lasts, shown)
             place = self._segments[first].place(shown)
         return place if first == last else (place[0], self._segments[last].place(shown)[1])
+
+    def last_before(self, until: int, shown: int) -> int:
+        """The last time from ``shown`` on up to which all have one place, none behind ``until``."""
+        at, last = bisect_left(self._lasts, shown), bisect_right(self._firsts, shown)
+        segment = self._segments[at]
+        if at != last or segment.place(shown)[0] < 0:
+            return shown
+        ends = [*self._lasts[at : at + 1], *(first - 1 for first in self._firsts[at : at + 1])]
+        return max(shown, min([segment.last_before(until, shown), *ends]))
 
     def shown(self, time_ns: int) -> int:
         """What the clock shows at a time of ours, if it drifts evenly between readings."""
@@ -158,6 +177,13 @@ class ClockMap:
             return since, until
         low, high = readings.place(last)
         return min(since, low), max(until, high)
+
+    def last_before(self, clock: str, until: int, shown: int) -> int:
+        """A time up to which ``clock`` shows no time twice from ``shown`` on, and none behind
+        ``until`` (CLOCK_MONOTONIC ns)."""
+        if clock == MONOTONIC:
+            return max(until, shown)
+        return self._known(clock).last_before(until, shown)
 
     def to_monotonic(self, clock: str, time_ns: int) -> int:
         """``time_ns`` of ``clock`` in CLOCK_MONOTONIC ns.

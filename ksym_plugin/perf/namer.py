@@ -286,10 +286,7 @@ class Namer:
         key = address, name, dso
         since, until, decided = self._kept.get(key, _NOTHING_KEPT)
         if since <= window[0] and window[1] <= until:
-            if isinstance(decided[0], Frame):
-                self.tally.count(decided[0], name)
-            else:
-                self.tally.confirmed += 1
+            self.count_again(decided[0], name)
             return decided
         answer = self._answer(address, window, name, dso, offset)
         if answer is COARSE and name:
@@ -306,6 +303,17 @@ class Namer:
             until = self._holds_until(address, answer.lifetime)
             self._kept[key] = window[0], until, (decision, dso)
         return decision, dso
+
+    def kept_until(self, address: int, name: str, dso: str) -> int:
+        """Until when (CLOCK_MONOTONIC ns) what was decided last of a frame holds; -1 if unknown."""
+        return self._kept.get((address, name, dso), _NOTHING_KEPT)[1]
+
+    def count_again(self, decision: Decision, name: str) -> None:
+        """Count a frame of which the same was decided as before, for perf's ``name``."""
+        if isinstance(decision, Frame):
+            self.tally.count(decision, name)
+        else:
+            self.tally.confirmed += 1
 
     def is_fixed(
         self, address: int, window: tuple[int, int], name: str, dso: str, offset: int | None

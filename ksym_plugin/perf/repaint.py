@@ -44,6 +44,7 @@ _VSYSCALL = b"[vsyscall]"
 _NO_TIME = 1 << 63
 #: A time that nothing covers.
 _OUTSIDE = (-1, -1)
+_ALWAYS = 1 << 64
 #: Blank lines, which end a sample; a line of blanks is none.
 _BLANK = (b"", b"\r")
 #: Bounds of what is kept: lines, the longest of them, and bytes of whole stacks.
@@ -119,6 +120,7 @@ class Renamer:
         self._header: Header | None = None
         self._line = b""
         self._window: tuple[int, int] | None = _OUTSIDE
+        self._time: tuple[int, int] | None = None
         #: Samples whose time was wanted, and is not printed.
         self._untimed = 0
 
@@ -137,6 +139,36 @@ class Renamer:
         self._header = header
         self._line = line
         self._window = None
+        self._time = None
+
+    def _shown(self) -> tuple[int, int] | None:
+        """First and last ns that the sample's time can stand for, on its own clock."""
+        if self._time is None and self._header is not None:
+            self._time = self._header.window(self._line)
+        return self._time
+
+    def is_within(self, since: int, until: int) -> bool:
+        """Whether the sample's clock showed a time from ``since`` to ``until`` (ns)."""
+        shown = self._shown()
+        return shown is not None and since <= shown[0] and shown[1] <= until
+
+    def decide_all(self, frames: list[FrameLine]) -> tuple[list[tuple[Decision, str]], int, int]:
+        """What frames of one sample are called, as ``decide`` has it.
+
+        And from when to when, as the sample's clock shows it (ns), that surely holds for the
+        samples that follow: never, if the second is less than the first.
+        """
+        decided = [self.decide(frame) for frame in frames]
+        window, shown = self._window, self._time
+        is_alive = self._follow is not None or self._leeway is not None
+        if is_alive or window is None or shown is None or not isinstance(self._clock, str):
+            return decided, 0, -1
+        until = min(self.namer.kept_until(at.address, *perf_name(at)) for at in frames)
+        if until < window[1]:
+            return decided, 0, -1
+        if self._clocks is not None:
+            until = self._clocks.last_before(self._clock, until, shown[1])
+        return decided, shown[0], until
 
     def decide(self, frame: FrameLine) -> tuple[Decision, str]:
         """What a kernel frame is called, and the dso that is printed of it, which may be empty.
@@ -171,7 +203,7 @@ class Renamer:
     def _monotonic_window(self) -> tuple[int, int]:
         """The sample's window in CLOCK_MONOTONIC."""
         header = self._header
-        window = None if header is None else header.window(self._line)
+        window = self._shown()
         if header is not None and not header.digits:
             self._untimed += 1
         if header is None or window is None or not 0 < window[0] < _NO_TIME:
@@ -289,6 +321,24 @@ class Stack:
         self.nameless = 0
 
 
+class _Whole:
+    """What was made of the frames of a sample, which other samples have too.
+
+    It holds for those whose times their clock shows as ``since`` to ``until`` (ns). ``decided``
+    is what was decided on the frames whose names depend on the time, ``names`` are perf's for
+    them. ``standing`` and ``nameless`` count as in ``Stack``.
+    """
+
+    __slots__ = ("decided", "nameless", "names", "since", "standing", "until", "whole")
+
+    def __init__(self, whole: Whole, decided: list[tuple[Decision, str]], names: list[str]) -> None:
+        self.whole = whole
+        self.decided = decided
+        self.names = names
+        self.since, self.until = 0, _ALWAYS
+        self.standing = self.nameless = 0
+
+
 class StackReader:
     """Reads text, fed in pieces of any size, a line or a whole sample at a time.
 
@@ -316,9 +366,9 @@ class StackReader:
         #: What stands behind a leaf of the kernel's, and behind one of the user's. Leaves are at
         #: many addresses, their callers at few.
         self._stacks: tuple[dict[bytes, Stack], dict[bytes, Stack]] = ({}, {})
-        #: What was made of a leaf and a stack behind it, and how their frames were decided on
-        #: whose names depend on the time.
-        self._wholes: dict[tuple[object, Stack], tuple[list[tuple[Decision, str]], Whole]] = {}
+        #: What was made of a leaf and a stack behind it, and of the lines of all frames.
+        self._joined: dict[tuple[Piece, Stack], Whole] = {}
+        self._wholes: dict[bytes, _Whole] = {}
         self._kept = 0
         self._beyond = Memo(self._in_user_part)
         #: What was made of lines without their addresses and offsets.
@@ -390,61 +440,77 @@ class StackReader:
 
     def _whole(self, sample: bytes) -> bool:
         """Take a sample that a blank line follows; False, and nothing done, if it is none."""
-        first, _, rest = sample.partition(b"\n")
-        line, _, rest = rest.partition(b"\n")
+        first, _, frames = sample.partition(b"\n")
         header = self._headers.find(first)
-        if header is None or not line or (header.payload and header.payload.endswith(b")")):
+        if header is None or not frames or (header.payload and header.payload.endswith(b")")):
             return False
         if self._header is not None or self._stack.pieces:
             self._end()
-        self._renamer.begin(header, first)
-        try:
-            if self.passes_users and line < _UPPER_HALF and text.are_usual(line):
-                # They are at too many addresses to be kept.
-                kind, leaf, frame = USER, line, None
-            else:
-                kind, leaf, frame = self._leaves[line]
-            callers = self._stacks[kind == USER].get(rest)
-            if callers is None:
-                callers = self._take_in(rest, kind != USER)
-        except NotWithin:
-            return False
-        size = len(line) + len(rest)
-        if kind == PASSES or callers.passing:
-            whole = self._at_its_time(line, leaf, frame, callers, size)
+        renamer = self._renamer
+        renamer.begin(header, first)
+        kept = self._wholes.get(frames)
+        if kept is None or (
+            kept.until != _ALWAYS and not renamer.is_within(kept.since, kept.until)
+        ):
+            try:
+                kept = self._made(frames, kept)
+            except NotWithin:
+                return False
         else:
-            whole = self._with_leaf(leaf, callers, size)
-        standing, nameless = callers.standing + (kind == STANDS), callers.nameless
-        if standing:
-            self._renamer.tally.confirmed += standing
-        if nameless or kind == NAMELESS:
-            self._renamer.count(0, nameless + (kind == NAMELESS))
-        self._sample(header, whole, first)
+            for name, (decision, _) in zip(kept.names, kept.decided):
+                renamer.namer.count_again(decision, name)
+        renamer.tally.confirmed += kept.standing
+        if kept.nameless:
+            renamer.count(0, kept.nameless)
+        self._sample(header, kept.whole, first)
         return True
 
-    def _with_leaf(self, leaf: Piece, callers: Stack, size: int) -> Whole:
-        """What is made of a stack of ``size`` bytes that is the same at all times."""
-        kept = self._wholes.get((leaf, callers))
-        if kept is None:
-            kept = self._wholes[leaf, callers] = [], self._join([leaf, *callers.pieces[1:]])
-            self._note_size(size)
-        return kept[1]
+    def _made(self, frames: bytes, kept: _Whole | None) -> _Whole:
+        """What is made of the lines of a sample's frames; ``kept`` was made at another time."""
+        line, _, rest = frames.partition(b"\n")
+        is_users = self.passes_users and line < _UPPER_HALF and text.are_usual(line)
+        kind, leaf, frame = (USER, line, None) if is_users else self._leaves[line]
+        callers = self._stacks[kind == USER].get(rest)
+        if callers is None:
+            callers = self._take_in(rest, kind != USER)
+        if kind == PASSES or callers.passing:
+            kept = self._at_its_time(line, leaf, frame, callers, kept)
+        else:
+            kept = _Whole(self._with_leaf(leaf, callers), [], [])
+        kept.standing = callers.standing + (kind == STANDS)
+        kept.nameless = callers.nameless + (kind == NAMELESS)
+        if not is_users:  # They are at too many addresses to be kept.
+            self._note_size(len(frames))
+            self._wholes[frames] = kept
+        return kept
+
+    def _with_leaf(self, leaf: Piece, callers: Stack) -> Whole:
+        """What is made of a stack that is the same at all times."""
+        joined = self._joined.get((leaf, callers))
+        if joined is None:
+            joined = self._joined[leaf, callers] = self._join([leaf, *callers.pieces[1:]])
+        return joined
 
     def _at_its_time(
-        self, line: bytes, leaf: Piece, frame: FrameLine | None, callers: Stack, size: int
-    ) -> Whole:
+        self,
+        line: bytes,
+        leaf: Piece,
+        frame: FrameLine | None,
+        callers: Stack,
+        kept: _Whole | None,
+    ) -> _Whole:
         """A stack of which some frames depend on the time; ``frame`` is the leaf if it does."""
         passing = callers.passing if frame is None else [(0, line, frame), *callers.passing]
-        decided = [self._renamer.decide(frame) for _, _, frame in passing]
-        key = frame or leaf, callers
-        kept = self._wholes.get(key)
-        if kept is None or kept[0] != decided:
+        frames = [passed for _, _, passed in passing]
+        decided, since, until = self._renamer.decide_all(frames)
+        if kept is None or kept.decided != decided:
             pieces = [leaf, *callers.pieces[1:]]
             for (place, at, passed), decision in zip(passing, decided):
                 pieces[place] = self._kernel(at, passed, *decision, not place)
-            kept = self._wholes[key] = decided, self._join(pieces)
-            self._note_size(size)
-        return kept[1]
+            names = [perf_name(passed)[0] for passed in frames]
+            kept = _Whole(self._join(pieces), decided, names)
+        kept.since, kept.until = since, until
+        return kept
 
     def _take_in(self, rest: bytes, in_kernel: bool) -> Stack:
         """A stack behind its leaf that was not met before."""
@@ -462,7 +528,7 @@ class StackReader:
         self._kept += size + _STACK_SIZE
         if self._kept > _MOST_BYTES:
             self._kept = size + _STACK_SIZE
-            for kept in (*self._stacks, self._wholes):
+            for kept in (*self._stacks, self._wholes, self._joined):
                 kept.clear()
 
     # By line
@@ -670,7 +736,7 @@ class Annotator(StackReader):
     def _join(self, pieces: list[bytes]) -> bytes:
         return b"\n".join(pieces)
 
-    def _with_leaf(self, leaf: bytes, callers: Stack, size: int) -> bytes:
+    def _with_leaf(self, leaf: bytes, callers: Stack) -> bytes:
         if callers.tail is None:
             callers.tail = self._join([b"", *callers.pieces[1:]])
         return leaf + callers.tail

@@ -196,6 +196,43 @@ def test_a_time_of_ours_is_shown_as_the_time_that_is_placed_there(
     assert abs(table.to_monotonic(PERF, table.from_monotonic(PERF, at)) - at) <= 2
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 30), st.one_of(st.just(0), st.integers(-40, 40))),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(-50, 150),
+    st.integers(-20, 200),
+)
+@settings(max_examples=500)
+def test_all_that_a_clock_shows_up_to_a_bound_has_one_place_before_it(
+    steps: list[tuple[int, int]], shown: int, until: int
+) -> None:
+    """Readings are some ms apart, so clocks drift, are set and stand still."""
+    ours, theirs, readings = 10, 10, [(10, 10)]
+    for length, change in steps:
+        ours, theirs = ours + length, theirs + length + change
+        readings.append((ours, theirs))
+    unit = 100_000  # Ten of them are less than a step that counts as one.
+    table = map_of(*((at * unit, perf * unit) for at, perf in readings))
+    last = table.last_before(PERF, until * unit, shown * unit)
+    assert last >= shown * unit
+    for at in {*range(shown * unit + 1, last, max(1, (last - shown * unit) // 9)), last}:
+        since, place = table.window(PERF, at, at)
+        if at > shown * unit:
+            assert since == place <= until * unit
+    assert table.last_before(MONOTONIC, until, shown) == max(until, shown)
+
+
+def test_a_bound_is_as_far_as_it_can_be() -> None:
+    table = map_of((1000, 900), (3_001_000, 3_000_900), (6_001_000, 6_000_950))
+    assert table.last_before(PERF, 2000, 950) == 1900
+    assert table.last_before(PERF, 10**9, 950) == 3_000_899  # Another drift begins behind it.
+    assert table.last_before(PERF, 10**9, 6_000_951) == 10**9 - 50
+    assert table.last_before(PERF, 900, 950) == 950
+
+
 def open_files() -> list[str]:
     return sorted(os.listdir("/proc/self/fd"))
 

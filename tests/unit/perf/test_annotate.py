@@ -8,6 +8,7 @@ import re
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,13 +19,13 @@ from hypothesis import strategies as st
 from ksym_plugin.history.reader import History
 from ksym_plugin.history.writer import HistoryWriter
 from ksym_plugin.kernel import identity
-from ksym_plugin.kernel.clocks import ClockMap, Instant
+from ksym_plugin.kernel.clocks import PERF, ClockMap, Instant
 from ksym_plugin.perf.repaint import Annotator, Renamer
 from ksym_plugin.perf.text import LONGEST
 from ksym_plugin.timeline.errors import KsymError
 from ksym_plugin.timeline.resolver import Locator
 from ksym_plugin.timeline.symbols import Lifetime, Loss
-from tests.unit.helpers import load, timeline_of, unload
+from tests.unit.helpers import Held, histories, load, timeline_of, unload
 from tests.unit.texts import (
     PLACE,
     SECOND,
@@ -565,3 +566,57 @@ def test_a_loss_that_becomes_known_later_marks_what_was_certain(tmp_path: Path) 
     writer.close(40 * SECOND)
     names = re.findall(rb"ffffffffc0001004 (\S+)\+", text)
     assert names == [A.encode()] * 3 + [A.encode() + b"?"]
+
+
+@given(
+    histories(),
+    st.lists(st.sampled_from([-900_000, 0, 1, 700_000, 5_000_000]), min_size=1, max_size=5),
+    st.sampled_from([9, 6]),
+)
+@settings(deadline=None, suppress_health_check=SLOW_MACHINE, max_examples=80)
+def test_what_is_kept_of_stacks_holds_when_it_is_used(
+    held: list[Held], steps: list[int], digits: int
+) -> None:
+    """Samples around each change, on a clock that drifts and is set: named by what was there.
+
+    Whole samples come from what was kept; by line each frame is decided on.
+    """
+    ends = [one.unloaded for one in held if one.unloaded is not None]
+    changes = sorted({one.loaded for one in held} | set(ends))
+    instants, behind = [], 1_000
+    for number, step in enumerate(steps):
+        behind += step
+        at = number * 2_000_000_000 + 7
+        instants.append(Instant(at, at, at, at + behind))
+    clocks = ClockMap(instants)
+    times = sorted({max(1, at + by) for at in changes for by in (-1, 0, 1, 2, 1_500_000_000)})
+    places = sorted({one.start for one in held})
+    text, truth = b"", []
+    for instant in times:
+        shown = clocks.from_monotonic(PERF, instant)
+        if shown < 0:
+            continue
+        stamp = b"%d.%09d" % divmod(shown, 1_000_000_000)
+        for place in places:
+            text += b"demo  77 [000] %s:  1 cycles: \n" % stamp[: digits - 9 or None]
+            text += b"\t%x [unknown] ([unknown])\n\n" % (place + 2)
+            name = [one.name for one in held if one.holds(place + 2, instant)]
+            is_known = digits == 9 and clocks.to_monotonic(PERF, shown) == instant
+            truth.append(name[0] if name and is_known else None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "h.db")
+        writer = HistoryWriter(path, "test", 0, None)
+        for one in held:
+            lifetime = Lifetime(one.load())
+            lifetime.unloaded_earliest = lifetime.unloaded_latest = one.unloaded
+            writer.note(lifetime)
+        writer.close(1 << 50)
+        with History(path) as history:
+            (boot,) = history.boots()
+            recorded = history.recorded(boot)
+            whole = annotated(text, Renamer(recorded, clocks, PERF))
+            assert whole == annotated(text, Renamer(recorded, clocks, PERF), piece=1)
+    names = re.findall(rb"^\t\S+ (\S+?)(?:\+0x[0-9a-f]+)? ", whole, re.MULTILINE)
+    assert len(names) == len(truth)
+    for name, true in zip(names, truth):
+        assert true is None or name.decode().rstrip("?") in (true, "[unknown]")
