@@ -23,7 +23,7 @@ from ksym_plugin.perf.text_origin import Text, open_text
     epilog="Example: ksym annotate perf.txt | stackcollapse-perf.pl > folded.txt",
 )
 @options.history
-@options.clock
+@options.text_clock
 @click.option("--folded", is_flag=True, help="The text is folded stacks that hold addresses.")
 @options.at
 @click.argument("file", default="-")
@@ -36,8 +36,9 @@ def command(history: Choice, clock: str | None, folded: bool, at: int | None, fi
     the boot that the history is of; without a history, of the running system, and then
     perf's names have to show it.
 
-    Folded stacks have no time: --at gives one, and without it an address is named if the
-    history knows of one program only that was ever there.
+    Folded stacks have no time: --at gives one, on perf's clock unless --clock names another,
+    and without it an address is named if the history knows of one program only that was ever
+    there.
     """
     if at is not None and not folded:
         raise click.UsageError("--at is for --folded: samples have times of their own")

@@ -104,7 +104,7 @@ def _fold_part(how: FoldOptions, path: str, part: Range, naming: Naming, owner: 
     epilog="Example: ksym fold --all perf.txt | flamegraph.pl > flames.svg",
 )
 @options.history
-@options.clock
+@options.text_clock
 @click.option("--pid", is_flag=True, help="Tell processes of one name apart.")
 @click.option("--tid", is_flag=True, help="Tell threads of one name apart.")
 @click.option("--kernel", is_flag=True, help="Mark kernel frames, BPF among them, with _[k].")

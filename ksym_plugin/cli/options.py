@@ -103,6 +103,11 @@ clock = click.option(
     type=click.Choice(CLOCKS),
     help="The clock that times are on.  [default: perf]",
 )
+text_clock = click.option(
+    "--clock",
+    type=click.Choice(CLOCKS),
+    help="The clock of the times.  [default: as the header or history tells]",
+)
 perf_data = click.option(
     "-i", "--input", "data", metavar="FILE", help="What perf recorded.  [default: perf.data]"
 )
