@@ -610,12 +610,12 @@ class StackReader:
             stack.nameless += kind == NAMELESS
             pieces.append(piece)
         if at < len(lines):
-            stack.in_kernel = False
             beyond = b"\n".join(lines[at:]) if self.passes_users else b""
             if text.are_usual(beyond):
                 pieces.append(beyond)
             else:
                 pieces.extend(map(self._beyond.__getitem__, lines[at:]))
+            stack.in_kernel = False  # Not before: junk, which raises, ends no part.
 
     def _as_leaf(self, line: bytes) -> tuple[int, Piece, FrameLine | None]:
         if not (line < _UPPER_HALF and line.endswith(b")")):

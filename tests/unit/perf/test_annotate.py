@@ -207,6 +207,14 @@ def test_a_guest_s_frame_and_an_inlined_one_do_not_end_the_kernel_s_part() -> No
         )
 
 
+@pytest.mark.parametrize("junk", [b"\t          s])\n", b"\tof another (writer)\n", b"? (x)\n"])
+def test_junk_does_not_end_the_kernel_s_part(junk: bytes) -> None:
+    text = sample("5.500000", LINE + junk + LINE)
+    for passed in (text, text + text):
+        named = passed.replace(LINE, NAMED % A.encode())
+        assert annotated(passed, renamer(one_place())) == named
+
+
 def test_what_has_no_time_is_named_by_nothing_that_comes_and_goes() -> None:
     without = b"demo 77 cycles:\n" + LINE + b"\n"
     assert annotated(without, renamer(one_place())) == without.replace(LINE, NAMELESS)
