@@ -95,8 +95,11 @@ def length(ns: int) -> str:
 
 
 def check_result(path: str | None) -> None:
-    """OSError if a result cannot be written there; asked before there is one."""
-    if path not in (None, "-") and not _is_special(path):
+    """OSError if a result cannot be written there; asked before there is one.
+
+    None and an empty path are results that are not wanted.
+    """
+    if path and path != "-" and not _is_special(path):
         fd, begun = _begin(path)
         os.close(fd)
         os.unlink(begun)
@@ -121,8 +124,9 @@ def open_result(path: str | None) -> Iterator[IO[bytes]]:
     try:
         with open(fd, "wb") as file:
             yield file
-        os.chmod(begun, _mode_of(target))
-        os.replace(begun, target)
+        with _naming(path):  # A file that is a mount cannot be replaced.
+            os.chmod(begun, _mode_of(target))
+            os.replace(begun, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(begun)
@@ -142,10 +146,18 @@ def _is_special(path: str) -> bool:
 
 def _begin(path: str) -> tuple[int, str]:
     """A new file beside the one that it is to replace: its descriptor and its path."""
-    try:
-        if os.path.isdir(path):
+    target = os.path.realpath(path)
+    with _naming(path):
+        if os.path.isdir(target):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        return tempfile.mkstemp(prefix=".ksym-", dir=os.path.dirname(os.path.realpath(path)))
+        return tempfile.mkstemp(prefix=".ksym-", dir=os.path.dirname(target))
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Errors name the file that was asked for."""
+    try:
+        yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from None
 

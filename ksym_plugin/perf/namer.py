@@ -304,9 +304,13 @@ class Namer:
             self._kept[key] = window[0], until, (decision, dso)
         return decision, dso
 
-    def kept_until(self, address: int, name: str, dso: str) -> int:
-        """Until when (CLOCK_MONOTONIC ns) what was decided last of a frame holds; -1 if unknown."""
-        return self._kept.get((address, name, dso), _NOTHING_KEPT)[1]
+    def kept_until(self, address: int, name: str, dso: str, time: int) -> int:
+        """Until when what was decided of a frame at ``time`` holds; -1 if unknown.
+
+        CLOCK_MONOTONIC ns. What is kept may be of a later time: text can be out of order.
+        """
+        since, until, _ = self._kept.get((address, name, dso), _NOTHING_KEPT)
+        return until if since <= time else -1
 
     def count_again(self, decision: Decision, name: str) -> None:
         """Count a frame of which the same was decided as before, for perf's ``name``."""

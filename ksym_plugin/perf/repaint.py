@@ -163,7 +163,8 @@ class Renamer:
         is_alive = self._follow is not None or self._leeway is not None
         if is_alive or window is None or shown is None or not isinstance(self._clock, str):
             return decided, 0, -1
-        until = min(self.namer.kept_until(at.address, *perf_name(at)) for at in frames)
+        kept = self.namer.kept_until
+        until = min(kept(at.address, *perf_name(at), window[0]) for at in frames)
         if until < window[1]:
             return decided, 0, -1
         if self._clocks is not None:
@@ -610,12 +611,12 @@ class StackReader:
             stack.nameless += kind == NAMELESS
             pieces.append(piece)
         if at < len(lines):
-            stack.in_kernel = False
             beyond = b"\n".join(lines[at:]) if self.passes_users else b""
             if text.are_usual(beyond):
                 pieces.append(beyond)
             else:
                 pieces.extend(map(self._beyond.__getitem__, lines[at:]))
+            stack.in_kernel = False  # Not before: junk, which raises, ends no part.
 
     def _as_leaf(self, line: bytes) -> tuple[int, Piece, FrameLine | None]:
         if not (line < _UPPER_HALF and line.endswith(b")")):

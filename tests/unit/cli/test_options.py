@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import click
@@ -120,3 +122,29 @@ def test_an_error_names_the_file_that_was_asked_for(
     with pytest.raises(OSError, match=problem) as caught, open_result(str(tmp_path / path)):
         pytest.fail("it was opened")
     assert caught.value.filename == str(tmp_path / path)
+
+
+def test_a_file_without_a_name_is_said_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(OSError, match="Is a directory") as caught, open_result(""):
+        pytest.fail("it was opened")
+    assert caught.value.filename == ""
+    check_result("")  # It is not wanted then.
+
+
+def test_so_does_an_error_when_it_is_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(source: str, target: str) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", source, None, target)
+
+    path = tmp_path / "mounted"
+    path.touch()
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match="busy") as caught, open_result(str(path)) as file:
+        file.write(b"result")
+    assert caught.value.filename == str(path)
+    assert os.listdir(tmp_path) == ["mounted"]

@@ -207,6 +207,22 @@ def test_a_guest_s_frame_and_an_inlined_one_do_not_end_the_kernel_s_part() -> No
         )
 
 
+def test_samples_out_of_order_are_named_by_their_own_times() -> None:
+    times = ("6.500000", "4.500000", "5.500000", "4.600000", "6.600000", "5.600000", "7.500000")
+    for order in (times, times[::-1], times[3:] + times[:3]):
+        by = renamer(one_place())
+        text = b"".join(sample(time) for time in order * 2)
+        assert annotated(text, by) == b"".join(sample(time, at(time)) for time in order * 2)
+
+
+@pytest.mark.parametrize("junk", [b"\t          s])\n", b"\tof another (writer)\n", b"? (x)\n"])
+def test_junk_does_not_end_the_kernel_s_part(junk: bytes) -> None:
+    text = sample("5.500000", LINE + junk + LINE)
+    for passed in (text, text + text):
+        named = passed.replace(LINE, NAMED % A.encode())
+        assert annotated(passed, renamer(one_place())) == named
+
+
 def test_what_has_no_time_is_named_by_nothing_that_comes_and_goes() -> None:
     without = b"demo 77 cycles:\n" + LINE + b"\n"
     assert annotated(without, renamer(one_place())) == without.replace(LINE, NAMELESS)
