@@ -17,7 +17,7 @@ for each bucket of a 64-byte chunk (``index``). Neither grows with the history.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 from ksym_plugin.timeline.index import CHUNK_SHIFT, PAGE_SHIFT, AddressIndex, loaded_by
 from ksym_plugin.timeline.pairing import Pairing
@@ -240,11 +240,21 @@ class Timeline:
             self._index.insert(lifetime)
 
     def _ended_by(self, lifetime: Lifetime, time: int) -> bool:
-        ended = lifetime.unloaded_latest
+        """Whether it ended before ``time``: where its unload was lost, by what came over it."""
+        ended, start = lifetime.unloaded_latest, lifetime.symbol.start
         if ended is not None:
             return ended < time
-        # Where the unload was lost, what was loaded over it ended it.
-        return lifetime.loaded_latest <= time and self._is_overrun(lifetime, time)
+        end = start + 1 if lifetime.open_ended else lifetime.symbol.end
+        for bucket in self._index.buckets_between(start, end):
+            first = bisect_left(bucket.times, lifetime.loaded_latest)
+            for other in bucket.lifetimes[first : bisect_left(bucket.times, time)]:
+                symbol = other.symbol
+                # How far one without a known end reaches is not known.
+                is_over = symbol.start < end and start < symbol.end
+                is_over = is_over and not (other.open_ended and symbol.start < start)
+                if is_over and loaded_after(other, lifetime):
+                    return True
+        return False
 
     def lost_between(self, since: int, until: int) -> bool:
         """Whether changes may have been lost at any time from ``since`` to ``until``."""

@@ -1053,6 +1053,35 @@ def test_expire_does_not_bring_back_what_another_was_loaded_over(start: int, unl
     assert told(timeline.at(BASE, 199)) == "lost exact"
 
 
+@given(histories(), st.sets(st.integers(0, 13)), st.integers(0, 13), st.integers(0, 2))
+@settings(max_examples=400)
+def test_expire_changes_no_answer_of_later(
+    held: list[Held], lost: set[int], at: int, by: int
+) -> None:
+    """Unloads are lost: what followed shows that a symbol has gone, and may be dropped, too."""
+    changes: list[tuple[int, int, Load | Unload]] = [(one.loaded, 1, one.load()) for one in held]
+    changes += [
+        (one.unloaded, 0, one.unload())
+        for number, one in enumerate(held)
+        if one.unloaded is not None and number not in lost
+    ]
+    ordered = [change for *_, change in sorted(changes, key=lambda change: change[:2])]
+    whole, expired = timeline_of(*ordered), timeline_of(*ordered)
+    times = sorted({moment for moment, *_ in changes}) or [0]
+    before = times[at % len(times)] + by
+    expired.expire(before)
+    places = {one.start + offset for one in held for offset in (0, 3, 70, 190)}
+    for time in [before, *(time for time in times if time > before), 1 << 40]:
+        for place in places:
+            then, now = whole.at(place, time), expired.at(place, time)
+            same = told(now) == told(then)
+            holder = [one.name for one in held if one.holds(place, time)]
+            if now[0] is not None:
+                assert same or now[0].symbol.name in holder
+            elif then[0] is not None:
+                assert then[0].symbol.name not in holder
+
+
 def test_what_was_given_away_has_no_name_among_equals_either() -> None:
     """Two loads of an image that nothing orders, and a program in the middle of its place."""
     second = 1_000_000_000
