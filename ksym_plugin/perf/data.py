@@ -14,6 +14,7 @@ import os
 import stat
 import struct
 import sys
+from bisect import bisect_left
 
 from ksym_plugin.timeline.errors import KsymError
 
@@ -44,7 +45,7 @@ CPUMODE, KERNEL_MODE, _USER_MODE = 7, 1, 2
 _MMAP_BUILD_ID = 1 << 14
 _KERNEL_MAP = b"[kernel.kallsyms]"
 _KERNEL_STARTS = (_KERNEL_MAP + b"_text", _KERNEL_MAP + b"_stext")
-_ADDRESS_AT = 16
+_PID_AT = 8
 _PGOFF_AT = 32
 #: What perf takes for memory without a file, whose addresses it prints as they are (map__new in
 #: tools/perf/util/map.c).
@@ -270,21 +271,45 @@ def _read_kernel_map(records: bytes, recorded: Recorded, order: str) -> None:
 def user_maps(path: str | None) -> dict[str, set[tuple[int, int, int]]]:
     """Where processes had files: the first address, that behind the last, and the offset in the
     file, by the file's name. Nothing of what is no file, is compressed or cannot be read."""
-    maps: dict[str, set[tuple[int, int, int]]] = {}
+    by_process: dict[int, list[tuple[int, int, int, bytes]]] = {}
     with contextlib.suppress(*DAMAGE, DataError), open(path or "", "rb") as file:
         header = Header(file)
         start, length = (_PIPE_HEADER, sys.maxsize) if header.is_pipe else header.data
-        place = struct.Struct(header.order + "QQQ")
+        place = struct.Struct(header.order + "ixxxxQQQ")
         with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
             for at, kind, misc, size in _records(content, header.order, start, start + length):
-                if kind not in _MMAP_NAMES_AT or misc & CPUMODE != _USER_MODE:
-                    continue
-                first, length, offset = place.unpack_from(content, at + _ADDRESS_AT)
-                name = content[at + _MMAP_NAMES_AT[kind] : at + size].partition(b"\0")[0]
-                if name == b"[vdso]" or (name[:1] == b"/" and not name.startswith(_NO_FILES)):
-                    known = maps.setdefault(name.decode("utf-8", "surrogateescape"), set())
-                    known.add((first, first + length, offset))
+                if kind in _MMAP_NAMES_AT and misc & CPUMODE == _USER_MODE:
+                    pid, first, length, offset = place.unpack_from(content, at + _PID_AT)
+                    name = content[at + _MMAP_NAMES_AT[kind] : at + size].partition(b"\0")[0]
+                    _lay_over(by_process.setdefault(pid, []), first, first + length, offset, name)
+    maps: dict[str, set[tuple[int, int, int]]] = {}
+    for first, last, offset, name in {one for maps_of in by_process.values() for one in maps_of}:
+        if name == b"[vdso]" or (name[:1] == b"/" and not name.startswith(_NO_FILES)):
+            known = maps.setdefault(name.decode("utf-8", "surrogateescape"), set())
+            known.add((first, last, offset))
     return maps
+
+
+def _lay_over(
+    maps: list[tuple[int, int, int, bytes]], first: int, last: int, offset: int, name: bytes
+) -> None:
+    """Take a map into those of a process, which are sorted; what lies beneath it has gone.
+
+    A program is mapped as a whole first, and then its parts over that (fs/binfmt_elf.c).
+    """
+    low = bisect_left(maps, (first,))
+    if low and maps[low - 1][1] > first:
+        low -= 1
+    high = bisect_left(maps, (last,), low)
+    fresh = [(first, last, offset, name)]
+    if low < high:
+        start, end, at, file = maps[low]
+        if start < first:
+            fresh.insert(0, (start, first, at, file))
+        start, end, at, file = maps[high - 1]
+        if last < end:
+            fresh.append((last, end, at + last - start, file))
+    maps[low:high] = fresh
 
 
 def is_core_map(kind: int, record: bytes) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ksym_plugin.perf.data import user_maps
 from ksym_plugin.perf.output import TextOutput, say
@@ -97,17 +100,29 @@ def test_a_user_frame_without_a_symbol_is_printed_by_its_place_in_the_file(
 ) -> None:
     file = PerfFile(order=order)
 
-    def mapped(kind: int, start: int, offset: int, name: bytes, misc: int = USER_MODE) -> None:
+    def mapped(
+        kind: int,
+        start: int,
+        offset: int,
+        name: bytes,
+        misc: int = USER_MODE,
+        pid: int = 7,
+        size: int = 0x2000,
+    ) -> None:
         rest = bytes(32) if kind == MMAP2 else b""
         text = name + bytes(8 - len(name) % 8)
-        file.add(kind, file.pack("iiQQQ", 7, 7, start, 0x2000, offset) + rest + text, misc)
+        file.add(kind, file.pack("iiQQQ", pid, pid, start, size, offset) + rest + text, misc)
 
     mapped(MMAP, 0x7F00_0000_0000, 0x3000, b"/x/lib")
     mapped(MMAP2, 0x7F00_0001_0000, 0x5000, b"/x/lib")
     mapped(MMAP2, 0x7F00_0002_0000, 0x1000, b"//anon")
     # Two processes that had another part of a file at one place: which it was is open.
     mapped(MMAP2, 0x7F00_0003_0000, 0x1000, b"/x/two")
-    mapped(MMAP2, 0x7F00_0003_0000, 0x2000, b"/x/two")
+    mapped(MMAP2, 0x7F00_0003_0000, 0x2000, b"/x/two", pid=8)
+    # As a program is mapped: whole, and then one of its parts from elsewhere in the file.
+    mapped(MMAP2, 0x7F00_0005_0000, 0, b"/x/program", size=0x8000)
+    mapped(MMAP2, 0x7F00_0005_4000, 0x3000, b"/x/program")
+    mapped(MMAP2, 0x7F00_0005_5000, 0, b"//anon", size=0x1000)
     mapped(MMAP2, 0x7F00_0004_0000, 0x1000, b"/x/guest", GUEST_USER_MODE)
     path = tmp_path / "perf.data"
     path.write_bytes(getattr(file, form)())
@@ -119,10 +134,41 @@ def test_a_user_frame_without_a_symbol_is_printed_by_its_place_in_the_file(
         (0x7F00_0002_0010, "//anon", 0x7F00_0002_0010),
         (0x7F00_0003_0010, "/x/two", 0x7F00_0003_0010),
         (0x7F00_0004_0010, "/x/guest", 0x7F00_0004_0010),
+        (0x7F00_0005_3010, "/x/program", 0x3010),
+        (0x7F00_0005_4010, "/x/program", 0x3010),
+        (0x7F00_0005_5010, "/x/program", 0x7F00_0005_5010),
+        (0x7F00_0005_6010, "/x/program", 0x6010),
     ]
     output = TextOutput(io.StringIO(), 0, lambda: user_maps(str(path)))
     for address, name, shown in places:
         assert output.user(node(address, dso=name)) == f"\t{shown:16x} [unknown] ({name})\n"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(0, 5), st.sampled_from("ab")),
+        max_size=12,
+    )
+)
+def test_the_last_map_of_a_process_over_an_address_is_the_one_there(
+    maps: list[tuple[int, int, int, str]],
+) -> None:
+    file, there = PerfFile(), {}
+    for first, size, offset, name in maps:
+        start = 0x1000 + first
+        text = f"/{name}".encode().ljust(8, b"\0")
+        file.add(MMAP, file.pack("iiQQQ", 7, 7, start, size, 64 * offset) + text, USER_MODE)
+        there.update({start + at: (f"/{name}", 64 * offset + at) for at in range(size)})
+    with tempfile.NamedTemporaryFile() as data:
+        data.write(file.file())
+        data.flush()
+        found = {
+            address: (name, address - start + offset)
+            for name, places in user_maps(data.name).items()
+            for start, end, offset in places
+            for address in range(start, end)
+        }
+    assert found == there
 
 
 def test_functions_that_perf_shows_as_inlined() -> None:
