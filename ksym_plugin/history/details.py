@@ -18,7 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable
-    from typing import Any
 
     from ksym_plugin.history.schema import Database
     from ksym_plugin.timeline.program import LineTable, ProgramDetails
@@ -157,10 +156,10 @@ class Programs:
         lines = self._lines(program.table)
         return None if lines is None else lines.find(program.starts.index(start), offset)
 
-    def _made(self, number: int, *row: Any) -> RecordedProgram:  # noqa: ANN401 - rows hold anything
+    def _made(self, number: int, *row: object) -> RecordedProgram:
         tag, kind, uid, load_time, packed, problem, table = row
-        starts = array("Q")
-        starts.frombytes(blob(packed)[: len(packed) // 8 * 8])
+        data, starts = blob(packed), array("Q")
+        starts.frombytes(data[: len(data) // 8 * 8])
         starts = portable(starts)
         name = None
         if starts:
@@ -196,7 +195,7 @@ class Lifetimes:
             self.of, f"SELECT {COLUMNS} FROM lifetime WHERE {where}", *values
         )
 
-    def of(self, *row: Any) -> Lifetime:  # noqa: ANN401 - a row holds anything
+    def of(self, *row: object) -> Lifetime:
         """The lifetime in a row of COLUMNS."""
         lifetime = lifetime_of(row)
         if lifetime.symbol.kind == MODULE:

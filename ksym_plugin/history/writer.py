@@ -104,10 +104,11 @@ class HistoryWriter:
         database.execute("COMMIT")
 
     def _refuse_second_writer(self) -> None:
-        open_sessions = self._database.execute(
+        open_sessions = self._database.read(
+            lambda *row: tuple(map(integer, row)),
             "SELECT writer_pid, writer_start FROM session JOIN boot ON boot.id = boot"
             " WHERE NOT closed AND boot_id = ?",
-            (identity.boot_id() or "",),
+            identity.boot_id() or "",
         )
         for pid, started in open_sessions:
             if is_running(pid, started):

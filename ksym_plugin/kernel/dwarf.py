@@ -108,8 +108,8 @@ class _Addr2line:
                     [program, "-a", "-e", os.path.abspath(path)],
                     signal.SIGKILL,
                     _MOST_MEMORY,
-                    stdin=theirs,
-                    stdout=theirs,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
                     stderr=subprocess.DEVNULL,
                     env={**environment, "LC_ALL": "C"},
                 )

@@ -48,6 +48,11 @@ _WIDE = "IBBHQQ"  # Elf64_Sym: name, info, other, section, value, size
 _NARROW = "IIIBBH"  # Elf32_Sym: name, value, size, info, other, section
 #: The types of the columns that the cache has of a file, between build id and strings.
 _COLUMNS = "QQQIQ"
+#: What pyelftools lets through, beside its own errors, where a damaged file leads it astray.
+_ASTRAY = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError),
+    *(TypeError, ValueError, struct.error, zlib.error),
+)
 _DWARF = (".debug_info", ".debug_abbrev", ".debug_line")
 _ZLIB = 1  # ELFCOMPRESS_ZLIB
 _SMALLEST_HEADER = 40  # Elf32_Shdr
@@ -308,7 +313,8 @@ def _unpack(path: str, fd: int) -> None:
 @contextlib.contextmanager
 def open_elf(path: str) -> Iterator[ELFFile]:
     """The file, closed at the end; what is wrong with it becomes an ElfError."""
-    from elftools.common.exceptions import ELFCompressionError
+    from elftools.common.exceptions import ELFCompressionError, ELFError
+    from elftools.construct import ConstructError
     from elftools.elf.elffile import ELFFile
 
     try:
@@ -316,8 +322,6 @@ def open_elf(path: str) -> Iterator[ELFFile]:
             elf = ELFFile(file)
             _check_sections(elf, os.fstat(file.fileno()).st_size)
             yield elf
-    except KsymError:
-        raise
     except OSError as error:
         raise ElfError(
             f"{path} cannot be read ({error.strerror})", "name a readable vmlinux"
@@ -327,7 +331,7 @@ def open_elf(path: str) -> Iterator[ELFFile]:
             f"{path} has sections that are compressed in a way not understood, or damaged",
             "expand them (objcopy --decompress-debug-sections) and name what that makes",
         ) from None
-    except Exception:  # noqa: BLE001 - a damaged file leads pyelftools to any of them
+    except (ELFError, ConstructError, *_ASTRAY):
         raise ElfError(
             f"{path} is no ELF file, or a damaged one", "name a vmlinux, not a vmlinuz"
         ) from None

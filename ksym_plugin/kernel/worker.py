@@ -285,11 +285,16 @@ def start_program(
     call: Sequence[str],
     end_signal: int,
     most_memory: int = 0,
-    **options: Any,  # noqa: ANN401 - Popen's
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    env: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
     """Popen of a program that gets ``end_signal`` when this process ends, however that does.
 
-    ``most_memory`` bounds RLIMIT_DATA. OSError or SubprocessError if it cannot be run.
+    ``most_memory`` bounds RLIMIT_DATA; what follows is Popen's. OSError or SubprocessError if
+    it cannot be run.
     """
     import ctypes
     import resource
@@ -308,7 +313,15 @@ def start_program(
 
     # Only the child itself can ask for that signal. It has a session of its own: what a
     # terminal sends is for this process to answer.
-    return subprocess.Popen(call, start_new_session=True, preexec_fn=prepare, **options)  # noqa: PLW1509
+    return subprocess.Popen(
+        call,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env=env,
+        start_new_session=True,
+        preexec_fn=prepare,  # noqa: PLW1509
+    )
 
 
 class Child:
@@ -328,7 +341,7 @@ class Child:
                     call,
                     signal.SIGINT,
                     stdin=subprocess.DEVNULL,
-                    stdout=file,
+                    stdout=file.fileno(),
                     stderr=subprocess.STDOUT,
                     env={**os.environ, "LC_ALL": "C.UTF-8", **environment},
                 )

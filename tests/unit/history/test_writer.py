@@ -197,16 +197,24 @@ def test_wait_covered_returns_with_the_commit_that_covers(
     writer.close(40)
 
 
-def test_a_row_that_is_damaged_is_said_before_anything_is_recorded(path: str) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE lifetime SET size = 'wide'",
+        # The number of a process is a part of a path in /proc.
+        "UPDATE session SET closed = 0, writer_pid = '../etc', writer_start = 1",
+    ],
+)
+def test_a_row_that_is_damaged_is_said_before_anything_is_recorded(path: str, damage: str) -> None:
     writer = HistoryWriter(path, "test", 1, None)
     writer.note(new_lifetime(1))
     writer.close(10)
     with contextlib.closing(sqlite3.connect(path)) as database, database:
-        database.execute("UPDATE lifetime SET size = 'wide'")
+        database.execute(damage)
     with pytest.raises(HistoryError, match="cannot be read"):
         HistoryWriter(path, "test", 20, None)
-    with History(path) as history:
-        assert len(only_past(history).sessions) == 1
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT count(*) FROM session").fetchone() == (1,)
 
 
 def test_wait_covered_gives_up_on_a_writer_that_hangs_and_never_waits_for_a_dead_one(
