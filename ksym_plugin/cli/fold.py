@@ -79,6 +79,8 @@ def fold(
                 ) from None
             folder.sums.add(sums)
             if renamer is not None:
+                if tally is None:
+                    raise KsymError("the history went away while the text was read", "try again")
                 renamer.tally.add(tally)
                 renamer.namer.problem = renamer.namer.problem or problem
 

@@ -131,7 +131,8 @@ class _Readings:
         return place if first == last else (place[0], self._segments[last].place(shown)[1])
 
     def last_before(self, until: int, shown: int) -> int:
-        """The last time from ``shown`` on up to which all have one place, none behind ``until``."""
+        """The last time that is shown no later than ``until``; each from ``shown`` to it was
+        shown once. ``shown`` itself where no later one is known."""
         at, last = bisect_left(self._lasts, shown), bisect_right(self._firsts, shown)
         segment = self._segments[at]
         if at != last or segment.place(shown)[0] < 0:
@@ -179,8 +180,10 @@ class ClockMap:
         return min(since, low), max(until, high)
 
     def last_before(self, clock: str, until: int, shown: int) -> int:
-        """A time up to which ``clock`` shows no time twice from ``shown`` on, and none behind
-        ``until`` (CLOCK_MONOTONIC ns)."""
+        """The last time that ``clock`` shows no later than ``until`` (CLOCK_MONOTONIC ns).
+
+        Each time from ``shown`` to it is shown once. It is ``shown`` where no later one is known.
+        """
         if clock == MONOTONIC:
             return max(until, shown)
         return self._known(clock).last_before(until, shown)

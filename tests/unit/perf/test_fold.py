@@ -379,6 +379,11 @@ def test_what_the_parts_report_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     assert by.report()[-1] == "not asked"
 
 
+def test_a_part_that_finds_no_history_any_more_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KsymError, match="the history went away"):
+        in_parts(lambda *given: given[-1].send((Sums(), None, "")), monkeypatch, renamer())
+
+
 def test_what_has_no_name_is_no_bpf() -> None:
     sample = b"a 1 1.000000: 1 e: \n\tffffffffc0000404 %s\n\n"
     assert folded(sample % b"[unknown] ([unknown])", bpf=True) == {"a;[unknown]": 1}
